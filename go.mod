@@ -1,0 +1,3 @@
+module resilient/mcp
+
+go 1.25
