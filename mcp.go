@@ -305,6 +305,9 @@ type Options struct {
 	Rand func(n int64) int64
 	// ClientInfo names the program to servers. Zero means this library.
 	ClientInfo ServerInfo
+	// LocalNames are names of the agent's own tools, which no server's tool
+	// may take.
+	LocalNames []string
 	// Deadline is the end of the run, beside that of the context: the
 	// earlier wins. Zero means none.
 	Deadline time.Time
@@ -546,13 +549,17 @@ func (e *BudgetError) Timeout() bool { return true }
 // for the model and has them.
 type ArgumentError struct {
 	Origin
-	Tool   string
-	Issues []Issue // at most eight
-	More   bool    // whether there were more
+	Tool    string
+	Unknown bool    // there is no such tool
+	Issues  []Issue // at most eight
+	More    bool    // whether there were more
 }
 
 func (e *ArgumentError) Error() string {
-	s := e.prefix() + "arguments for tool " + strconv.Quote(e.Tool) + " do not fit its input schema"
+	if e.Unknown {
+		return e.prefix() + "there is no tool " + quoted(e.Tool)
+	}
+	s := e.prefix() + "arguments for tool " + quoted(e.Tool) + " do not fit its input schema"
 	for i, is := range e.Issues {
 		if i == 3 {
 			return s + ", and more"
@@ -560,6 +567,19 @@ func (e *ArgumentError) Error() string {
 		s += ": " + strconv.Quote(is.Path) + " " + is.Keyword
 	}
 	return s
+}
+
+// Feedback says to a model what to correct, field by field, in at most 2 KiB.
+// It quotes values of the call and names from the schema, which is the server's.
+func (e *ArgumentError) Feedback() string {
+	if e.Unknown {
+		s := "There is no tool " + quoted(e.Tool) + "; nothing was sent."
+		if len(e.Issues) > 0 && e.Issues[0].Want != "" {
+			s += " D" + strings.TrimPrefix(e.Issues[0].Want, "d")
+		}
+		return s
+	}
+	return feedback(e.Tool, e.Issues, e.More)
 }
 
 // A ConfigError is one problem of a configuration.
@@ -702,7 +722,13 @@ type Call struct {
 
 	repeatable bool              // a trusted annotation allows repeating
 	header     map[string]string // see Request.Header
+	tool       resultChecker     // what the result is held to; nil if nothing
+	checked    bool              // the policy has held the result to it
 }
+
+// A resultChecker holds a result to what its tool promised. The policy asks it
+// within the reach, so that a broken promise is seen where it happened.
+type resultChecker interface{ check(*Result) error }
 
 // Progress is a report of a server on a running call. Total is 0 if unknown.
 type Progress struct {
@@ -929,8 +955,8 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 // a missing cursor, and an empty one is as good as any.
 func (s *TransportSession) pages(ctx context.Context, method string, left func() time.Duration, take func(json.RawMessage) (*string, error)) error {
 	var cursor *string
-	seen, total := map[string]bool{}, 0
-	for range maxPages {
+	p := pager{limit: 2 * s.cfg.MaxMessageBytes}
+	for {
 		ceiling := left()
 		if ceiling <= 0 {
 			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
@@ -945,24 +971,45 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if err != nil {
 			return err
 		}
-		if total += len(raw); total > 2*s.cfg.MaxMessageBytes {
-			req.release()
-			return s.failure(method, ReasonLimit, "the list is longer than twice max_message_bytes", nil)
+		reason, detail := ReasonProtocol, "the result is not a list"
+		if cursor, err = take(raw); err == nil {
+			reason, detail = p.next(cursor, len(raw))
 		}
-		cursor, err = take(raw)
-		head := raw[:min(len(raw), rawLimit)]
-		if err != nil {
-			err = s.failure(method, ReasonProtocol, "the result is not a list", head)
-		} else if cursor != nil && seen[*cursor] {
-			err = s.failure(method, ReasonProtocol, "a cursor came back that had been followed already", head)
+		if detail != "" {
+			err = s.failure(method, reason, detail, raw)
 		}
 		req.release()
 		if err != nil || cursor == nil {
 			return err
 		}
-		seen[*cursor] = true
 	}
-	return s.failure(method, ReasonLimit, "the list has more than "+strconv.Itoa(maxPages)+" pages", nil)
+}
+
+// A pager keeps a list from going on for ever.
+type pager struct {
+	limit int // bytes of all pages together
+	seen  map[string]bool
+	total int
+}
+
+// next takes note of a page, and says what is wrong with following its cursor.
+func (p *pager) next(cursor *string, size int) (Reason, string) {
+	if p.total += size; p.total > p.limit {
+		return ReasonLimit, "the list is longer than twice max_message_bytes"
+	}
+	if cursor == nil {
+		return "", ""
+	}
+	if p.seen[*cursor] {
+		return ReasonProtocol, "a cursor came back that had been followed already"
+	}
+	if p.seen == nil {
+		p.seen = map[string]bool{}
+	}
+	if p.seen[*cursor] = true; len(p.seen) >= maxPages {
+		return ReasonLimit, "the list has more than " + strconv.Itoa(maxPages) + " pages"
+	}
+	return "", ""
 }
 
 // CallTool calls a tool by the server's own name for it, bounded by
