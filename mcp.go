@@ -1,5 +1,102 @@
 // Package mcp is a client for Model Context Protocol servers that cannot be
 // trusted to behave.
+//
+// An MCP server is a third party in the hot path of an agent's run. This
+// package answers with a declared policy per server: every reach for a server
+// is bounded, faults are retried only where retrying is safe, a server that
+// keeps failing stops being called, and an optional server degrades one
+// capability instead of the whole agent. It is not a server framework, an
+// agent, an OAuth implementation or a logger.
+//
+//	cfgs, err := mcp.LoadConfigs("servers.json")
+//	…
+//	fleet, err := mcp.Open(ctx, cfgs, nil)
+//	…
+//	defer fleet.Close()
+//	for _, t := range fleet.Tools() {
+//		… // offer t.Name, t.Description and t.InputSchema to the model
+//	}
+//	result := fleet.Answer(ctx, &mcp.Call{Tool: name, Arguments: args})
+//
+// # The chain
+//
+//	Config ─► Transport ─► Session ─► ResilientSession ─► Client ─► Fleet
+//	          carries one   speaks     bounds, retries,    adopts    assembles many,
+//	          request       MCP        breaks, observes    tools     degrades
+//
+// Each link wraps the one before behind a small interface, so each can be
+// replaced, faked and tested alone. [New] composes a [Client] from one
+// [Config], [Open] a [Fleet] from many.
+//
+// # Time
+//
+// A call is bounded by [Config.CallTimeout] and by what is left of the run: the
+// earlier of the context's deadline and [Options.Deadline]. Connecting and the
+// tool list have ceilings of their own. When a ceiling ends a wait, the error is
+// [ReasonTimeout] and counts against the server; when the run does, it is a
+// [BudgetError] and does not; when the caller cancels, the error is the
+// caller's. Ties go to the run. A run that usually has less time left than the
+// ceiling never blames a server that hangs: keep CallTimeout well under the
+// time that a run has.
+//
+// # Retrying
+//
+// Retries are off until [RetryConfig] asks for them. What was certainly not run
+// may be repeated always; what may have run only if repeating is safe: reading,
+// and calls with a [Call.IdempotencyKey] (or, if the operator says so, an
+// annotation). The key travels in the request's `_meta` as idempotency-key. A
+// [TransportError] says which it was: Sent. Waits are drawn evenly from
+// zero to a doubling ceiling, and never outlast the run.
+//
+// # Errors
+//
+// Test for a kind with errors.Is(err, [ReasonTimeout]) and look inside with
+// errors.As. Every error names the server as configured and the operation, and
+// none has a word in its text that the server wrote; what it wrote is in
+// fields: [TransportError.Raw], [RPCError.Message], [ProtocolError.Raw].
+//
+//	TransportError    no answer: disconnected, timeout, protocol, limit, unavailable, cancelled
+//	RPCError          the answer is no: a JSON-RPC error
+//	ProtocolError     the answer breaks the tool's own output schema
+//	UnavailableError  the breaker refused, or a required server could not be adopted
+//	BudgetError       the run is out of time
+//	ArgumentError     the arguments do not fit; nothing was sent
+//	SchemaError       a schema that cannot be held
+//	ConfigError       one problem of a configuration
+//
+// [ErrorResult] states any of them for a model, with a code of a closed list:
+// INVALID_ARGUMENTS, UNKNOWN_TOOL, SERVER_UNAVAILABLE, RATE_LIMITED, TIMEOUT,
+// BUDGET_EXCEEDED, DISCONNECTED, PROTOCOL, INVALID_RESULT, LIMIT, REFUSED,
+// AUTH_REQUIRED, CANCELLED, SCHEMA, CONFIGURATION, UNEXPECTED.
+//
+// # Concurrency
+//
+// Everything is safe for concurrent use unless its comment says otherwise. A
+// stdio server costs two goroutines while its child lives, an HTTP server none
+// while it is idle, the policy none ever, [Assemble] one a server until it
+// returns. Close may be called at any time, more than once, and returns when
+// what it ends has ended.
+//
+// # Security
+//
+// A child is started from an argv, never a shell, and inherits only the
+// variables that [Config.EnvAllow] names. Redirects are never followed. Bytes,
+// lines, pages, depth, schemas, patterns, work and time that a server can cause
+// are bounded. No schema reference is ever fetched. What a model reads of a
+// server is marked as data, in an envelope that it cannot close.
+//
+// # Degradation
+//
+// Nothing is substituted for a server that fails, unless [FallbackSession] is
+// asked to, and then the result says so. An optional server that is down is
+// stated once, in [Fleet.Notice]; one that fails later fails its calls, not the
+// tool list. [Fleet.Readopt] brings back what has recovered.
+//
+// # Compatibility
+//
+// All revisions of the protocol from 2024-11-05 to 2026-07-28 are spoken.
+// [Transport] and [Session] do not grow: new abilities arrive as optional
+// interfaces, new data as fields.
 package mcp
 
 import (
