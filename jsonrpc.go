@@ -87,6 +87,7 @@ func decodeError(b []byte) (*RPCError, error) {
 type toolResult struct {
 	Result
 	resultType string // "" if absent
+	noContent  bool
 }
 
 // decodeToolResult decodes a result of tools/call. Strings and raw members are
