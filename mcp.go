@@ -101,6 +101,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -1203,6 +1204,19 @@ func (s *TransportSession) stale() bool {
 	return s.changed || !s.fresh.IsZero() && time.Now().After(s.fresh)
 }
 
+// serverInfo returns the agreement in force, or the latest; nil before any.
+func (s *TransportSession) serverInfo() *ServerInfo {
+	if l := s.link.Load(); l != nil {
+		return l.info
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		return s.last.info
+	}
+	return nil
+}
+
 // malformed returns how many entries of the latest list were no tools.
 func (s *TransportSession) malformed() int {
 	s.mu.Lock()
@@ -1299,12 +1313,22 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 		req.Deadline = end
 	}
 	if s.direct || req.Deadline.IsZero() {
-		return s.t.Call(ctx, req)
+		raw, err := s.t.Call(ctx, req)
+		return raw, s.named(err, req.Method)
 	}
 	inner, cancel := context.WithDeadlineCause(ctx, req.Deadline, errCeiling)
 	defer cancel()
 	raw, err := s.t.Call(inner, req)
-	return raw, ceilingError(inner, err)
+	return raw, s.named(ceilingError(inner, err), req.Method)
+}
+
+// named says whose error it is, where a transport does not know.
+func (s *TransportSession) named(err error, op string) error {
+	var o interface{ origin() *Origin }
+	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
+	}
+	return err
 }
 
 // ceilingError turns the end of a context that a ceiling of ours has ended into
@@ -1530,7 +1554,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 	}()
 	var again bool
 	l, again, err = s.agree(ctx)
-	err = ceilingError(ctx, err)
+	err = s.named(ceilingError(ctx, err), "connect")
 	if err == nil && again {
 		s.mu.Lock()
 		renewed := s.renewed
