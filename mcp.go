@@ -1,9 +1,107 @@
 // Package mcp is a client for Model Context Protocol servers that cannot be
 // trusted to behave.
+//
+// An MCP server is a third party in the hot path of an agent's run. This
+// package answers with a declared policy per server: every reach for a server
+// is bounded, faults are retried only where retrying is safe, a server that
+// keeps failing stops being called, and an optional server degrades one
+// capability instead of the whole agent. It is not a server framework, an
+// agent, an OAuth implementation or a logger.
+//
+//	cfgs, err := mcp.LoadConfigs("servers.json")
+//	…
+//	fleet, err := mcp.Open(ctx, cfgs, nil)
+//	…
+//	defer fleet.Close()
+//	for _, t := range fleet.Tools() {
+//		… // offer t.Name, t.Description and t.InputSchema to the model
+//	}
+//	result := fleet.Answer(ctx, &mcp.Call{Tool: name, Arguments: args})
+//
+// # The chain
+//
+//	Config ─► Transport ─► Session ─► ResilientSession ─► Client ─► Fleet
+//	          carries one   speaks     bounds, retries,    adopts    assembles many,
+//	          request       MCP        breaks, observes    tools     degrades
+//
+// Each link wraps the one before behind a small interface, so each can be
+// replaced, faked and tested alone. [New] composes a [Client] from one
+// [Config], [Open] a [Fleet] from many.
+//
+// # Time
+//
+// A call is bounded by [Config.CallTimeout] and by what is left of the run: the
+// earlier of the context's deadline and [Options.Deadline]. Connecting and the
+// tool list have ceilings of their own. When a ceiling ends a wait, the error is
+// [ReasonTimeout] and counts against the server; when the run does, it is a
+// [BudgetError] and does not; when the caller cancels, the error is the
+// caller's. Ties go to the run. A run that usually has less time left than the
+// ceiling never blames a server that hangs: keep CallTimeout well under the
+// time that a run has.
+//
+// # Retrying
+//
+// Retries are off until [RetryConfig] asks for them. What was certainly not run
+// may be repeated always; what may have run only if repeating is safe: reading,
+// and calls with a [Call.IdempotencyKey] (or, if the operator says so, an
+// annotation). The key travels in the request's `_meta` as idempotency-key. A
+// [TransportError] says which it was: Sent. Waits are drawn evenly from
+// zero to a doubling ceiling, and never outlast the run.
+//
+// # Errors
+//
+// Test for a kind with errors.Is(err, [ReasonTimeout]) and look inside with
+// errors.As. Every error names the server as configured and the operation, and
+// none has a word in its text that the server wrote; what it wrote is in
+// fields: [TransportError.Raw], [RPCError.Message], [ProtocolError.Raw].
+//
+//	TransportError    no answer: disconnected, timeout, protocol, limit, unavailable, cancelled
+//	RPCError          the answer is no: a JSON-RPC error
+//	ProtocolError     the answer breaks the tool's own output schema
+//	UnavailableError  the breaker refused, or a required server could not be adopted
+//	BudgetError       the run is out of time
+//	ArgumentError     the arguments do not fit; nothing was sent
+//	SchemaError       a schema that cannot be held
+//	ConfigError       one problem of a configuration
+//
+// [ErrorResult] states any of them for a model, with a code of a closed list:
+// INVALID_ARGUMENTS, UNKNOWN_TOOL, SERVER_UNAVAILABLE, RATE_LIMITED, TIMEOUT,
+// BUDGET_EXCEEDED, DISCONNECTED, PROTOCOL, INVALID_RESULT, LIMIT, REFUSED,
+// AUTH_REQUIRED, CANCELLED, SCHEMA, CONFIGURATION, UNEXPECTED.
+//
+// # Concurrency
+//
+// Everything is safe for concurrent use unless its comment says otherwise. A
+// stdio server costs two goroutines while its child lives, an HTTP server none
+// while it is idle, the policy none ever, [Assemble] one a server until it
+// returns. Close may be called at any time, more than once, and returns when
+// what it ends has ended.
+//
+// # Security
+//
+// A child is started from an argv, never a shell, and inherits only the
+// variables that [Config.EnvAllow] names. Redirects are never followed. Bytes,
+// lines, pages, depth, schemas, patterns, work and time that a server can cause
+// are bounded. No schema reference is ever fetched. What a model reads of a
+// server is marked as data, in an envelope that it cannot close.
+//
+// # Degradation
+//
+// Nothing is substituted for a server that fails, unless [FallbackSession] is
+// asked to, and then the result says so. An optional server that is down is
+// stated once, in [Fleet.Notice]; one that fails later fails its calls, not the
+// tool list. [Fleet.Readopt] brings back what has recovered.
+//
+// # Compatibility
+//
+// All revisions of the protocol from 2024-11-05 to 2026-07-28 are spoken.
+// [Transport] and [Session] do not grow: new abilities arrive as optional
+// interfaces, new data as fields.
 package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -844,6 +942,8 @@ type TransportSession struct {
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
 
+	buffers sync.Pool // *[]byte, for params
+
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
 	last     *link      // the latest agreement; outlives a doubt about the connection
@@ -961,13 +1061,14 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if ceiling <= 0 {
 			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
 		}
-		raw, req, err := s.exchange(ctx, &exchange{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
+		ex := exchange{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
 			if cursor != nil {
 				b = append(b, `"cursor":`...)
 				b = append(appendString(b, *cursor), ',')
 			}
 			return b, nil
-		}})
+		}}
+		raw, err := s.exchange(ctx, &ex)
 		if err != nil {
 			return err
 		}
@@ -978,7 +1079,7 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if detail != "" {
 			err = s.failure(method, reason, detail, raw)
 		}
-		req.release()
+		ex.req.release()
 		if err != nil || cursor == nil {
 			return err
 		}
@@ -1017,7 +1118,7 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 // are answered by [Options.Handlers], whose time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	ex := exchange{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
-	raw, req, err := s.exchange(ctx, &ex)
+	raw, err := s.exchange(ctx, &ex)
 	if err != nil {
 		return nil, err
 	}
@@ -1025,7 +1126,7 @@ func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, e
 	if err != nil || r.noContent {
 		err = s.failure(ex.method, ReasonProtocol, "the result is not one of a tool", raw)
 	}
-	req.release()
+	ex.req.release()
 	if err != nil {
 		return nil, err
 	}
@@ -1054,11 +1155,11 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 			return dst, nil
 		}
 	}
-	raw, req, err := s.exchange(ctx, &ex)
+	raw, err := s.exchange(ctx, &ex)
 	if err != nil {
 		return err
 	}
-	defer req.release()
+	defer ex.req.release()
 	switch out := out.(type) {
 	case nil:
 	case *json.RawMessage:
@@ -1103,6 +1204,19 @@ func (s *TransportSession) stale() bool {
 	return s.changed || !s.fresh.IsZero() && time.Now().After(s.fresh)
 }
 
+// serverInfo returns the agreement in force, or the latest; nil before any.
+func (s *TransportSession) serverInfo() *ServerInfo {
+	if l := s.link.Load(); l != nil {
+		return l.info
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		return s.last.info
+	}
+	return nil
+}
+
 // malformed returns how many entries of the latest list were no tools.
 func (s *TransportSession) malformed() int {
 	s.mu.Lock()
@@ -1118,70 +1232,77 @@ type exchange struct {
 	ceiling time.Duration
 	params  func([]byte) ([]byte, error) // appends members, each with a comma behind it
 
+	token   string  // of its progress; "" if nobody wants to see it
 	answers []byte  // inputResponses of the latest round; nil before it
 	state   *string // requestState of the latest round
+	req     Request // of the latest round
 }
 
 // exchange connects if need be, sends the request and returns the result; the
-// caller releases the request when it has decoded it. What certainly was not
-// run because the connection was gone is sent once more on a new one.
-func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.RawMessage, *Request, error) {
-	token := ""
+// caller releases ex.req when it has decoded it. What certainly was not run
+// because the connection was gone is sent once more on a new one.
+func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.RawMessage, error) {
 	if ex.call != nil && ex.call.OnProgress != nil {
-		token = "p" + strconv.FormatInt(s.token.Add(1), 10)
-		s.mu.Lock()
-		s.progress[token] = ex.call.OnProgress
-		s.mu.Unlock()
-		defer s.endProgress(ctx, token)
+		ex.token = s.beginProgress(ex.call.OnProgress)
+		defer s.endProgress(ctx, ex.token)
 	}
+	buf, _ := s.buffers.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	defer s.buffers.Put(buf)
 	again := false
-	for round := 0; ; {
+	for round := 1; ; {
 		l, err := s.connect(ctx)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		params, err := s.appendParams(ctx, nil, l, ex, token)
-		if err != nil {
-			return nil, nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, ex); err != nil {
+			return nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
 		}
-		req := &Request{Method: ex.method, Params: params, Version: l.version, Name: ex.name}
+		ex.req = Request{Method: ex.method, Params: *buf, Version: l.version, Name: ex.name}
 		if ex.call != nil {
-			req.Header = ex.call.header
+			ex.req.Header = ex.call.header
 		}
-		raw, err := s.send(ctx, req, ex.ceiling)
+		raw, err := s.send(ctx, &ex.req, ex.ceiling)
 		if err != nil {
 			if s.lost(l, err) && !again {
 				again = true
 				continue
 			}
-			return nil, nil, err
+			return nil, err
 		}
 		if l.version != version2026 {
-			return raw, req, nil
+			return raw, nil
 		}
-		var kind string
-		if v := member(raw, "resultType"); v != nil {
-			text, _ := decodeValue(v)
-			if kind, _ = text.(string); kind == "" {
-				kind = "?"
-			}
-		}
-		if kind == "" || kind == "complete" {
-			return raw, req, nil
-		}
-		if round++; kind != "input_required" || round > maxRounds {
+		switch kind := resultType(raw); {
+		case kind == "complete":
+			return raw, nil
+		case kind != "input_required":
 			err = s.failure(ex.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
-			if round > maxRounds {
-				err = s.failure(ex.method, ReasonLimit, "the server asks for input again and again", nil)
-			}
-		} else {
+		case round > maxRounds:
+			err = s.failure(ex.method, ReasonLimit, "the server asks for input again and again", nil)
+		default:
 			err = s.answerInput(ctx, ex, raw, round)
 		}
-		req.release()
+		round++
+		ex.req.release()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
+}
+
+// resultType returns the type of a result of 2026-07-28; a result that names
+// none is complete.
+func resultType(raw json.RawMessage) string {
+	v := member(raw, "resultType")
+	if v == nil {
+		return "complete"
+	}
+	t, _ := decodeValue(v)
+	kind, _ := t.(string)
+	return kind
 }
 
 // send carries one request under a ceiling that begins now. A run that ends
@@ -1192,12 +1313,22 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 		req.Deadline = end
 	}
 	if s.direct || req.Deadline.IsZero() {
-		return s.t.Call(ctx, req)
+		raw, err := s.t.Call(ctx, req)
+		return raw, s.named(err, req.Method)
 	}
 	inner, cancel := context.WithDeadlineCause(ctx, req.Deadline, errCeiling)
 	defer cancel()
 	raw, err := s.t.Call(inner, req)
-	return raw, ceilingError(inner, err)
+	return raw, s.named(ceilingError(inner, err), req.Method)
+}
+
+// named says whose error it is, where a transport does not know.
+func (s *TransportSession) named(err error, op string) error {
+	var o interface{ origin() *Origin }
+	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
+	}
+	return err
 }
 
 // ceilingError turns the end of a context that a ceiling of ours has ended into
@@ -1234,11 +1365,8 @@ func (s *TransportSession) lost(l *link, err error) bool {
 }
 
 // appendParams appends the params of one round of ex.
-func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, ex *exchange, token string) ([]byte, error) {
+func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, ex *exchange) ([]byte, error) {
 	var err error
-	if b == nil {
-		b = make([]byte, 0, 256)
-	}
 	b = append(b, '{')
 	if ex.params != nil {
 		if b, err = ex.params(b); err != nil {
@@ -1267,8 +1395,8 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	b = append(b, `"_meta":{`...)
 	empty := len(b)
 	b = append(b, l.meta...)
-	if token != "" {
-		b = append(appendString(append(b, `"progressToken":`...), token), ',')
+	if ex.token != "" {
+		b = append(appendString(append(b, `"progressToken":`...), ex.token), ',')
 	}
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
@@ -1426,7 +1554,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 	}()
 	var again bool
 	l, again, err = s.agree(ctx)
-	err = ceilingError(ctx, err)
+	err = s.named(ceilingError(ctx, err), "connect")
 	if err == nil && again {
 		s.mu.Lock()
 		renewed := s.renewed
@@ -1498,19 +1626,19 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	return l, last != nil, nil
 }
 
-// An answer is what a request made on another goroutine came to.
-type answer struct {
+// A reply is what a request made on another goroutine came to.
+type reply struct {
 	raw json.RawMessage
 	err error
 }
 
 // ask makes a request of the handshake on a goroutine, which ends with ctx at
-// the latest and leaves its answer in the channel.
-func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan answer {
-	c := make(chan answer, 1)
+// the latest and leaves its reply in the channel.
+func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan reply {
+	c := make(chan reply, 1)
 	wg.Go(func() {
 		raw, err := s.t.Call(ctx, req)
-		c <- answer{raw, err}
+		c <- reply{raw, err}
 	})
 	return c
 }
@@ -1549,7 +1677,7 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 // probed decides on the answer to server/discover, by the table of the
 // versioning page: a recognised modern error proves a modern server, trouble on
 // the way proves nothing, and everything else means an older revision.
-func (s *TransportSession) probed(ctx context.Context, a answer) (*ServerInfo, error) {
+func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, error) {
 	if a.err == nil {
 		switch v := mutual(a.raw, "supportedVersions"); {
 		case v == version2026:
@@ -1634,7 +1762,7 @@ func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) 
 // initialize makes the handshake of the older revisions.
 func (s *TransportSession) initialize(ctx context.Context, version string) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.initializeRequest(version))
-	return s.initialized(ctx, version, answer{raw, err})
+	return s.initialized(ctx, version, reply{raw, err})
 }
 
 func (s *TransportSession) initializeRequest(version string) *Request {
@@ -1645,7 +1773,7 @@ func (s *TransportSession) initializeRequest(version string) *Request {
 }
 
 // initialized reads an InitializeResult and ends the handshake.
-func (s *TransportSession) initialized(ctx context.Context, offered string, a answer) (*ServerInfo, error) {
+func (s *TransportSession) initialized(ctx context.Context, offered string, a reply) (*ServerInfo, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
@@ -1839,6 +1967,15 @@ func (s *TransportSession) deliver(idle chan struct{}) {
 		s.mu.Unlock()
 		f()
 	}
+}
+
+// beginProgress gives a call a token under which its progress is delivered.
+func (s *TransportSession) beginProgress(f func(Progress)) string {
+	token := "p" + strconv.FormatInt(s.token.Add(1), 10)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress[token] = f
+	return token
 }
 
 // endProgress lets what has arrived before the answer be seen before the call
