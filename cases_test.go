@@ -168,60 +168,60 @@ type caseStep struct {
 func (s *caseStep) silent() bool { return s.Op == "setenv" || s.Op == "sleep" || s.Op == "advance" }
 
 type caseDetail struct {
-	Steps                    []string                   `json:"steps"`
-	AlsoOK                   []string                   `json:"also_ok"`
-	StepsAlsoOK              map[int][]string           `json:"steps_also_ok"`
-	JudgeStep                *int                       `json:"judge_step"`
-	MaxMS                    *float64                   `json:"max_ms"`
-	StepMaxMS                map[int]float64            `json:"step_max_ms"`
-	StepMinMS                map[int]float64            `json:"step_min_ms"`
-	VirtualMaxMS             *float64                   `json:"virtual_max_ms"`
-	Text                     *string                    `json:"text"`
-	Texts                    map[int]string             `json:"texts"`
-	TextLen                  map[int]int                `json:"text_len"`
-	StructuredRaw            json.RawMessage            `json:"structured_raw"`
-	IsError                  map[int]bool               `json:"is_error"`
-	RPCCodes                 map[int]int                `json:"rpc_codes"`
-	HTTPStatus               *int                       `json:"http_status"`
-	RetryAfterMS             *span                      `json:"retry_after_ms"`
-	MayHaveRun               *bool                      `json:"may_have_run"`
-	MayHaveRunSteps          map[int]bool               `json:"may_have_run_steps"`
-	ErrorContains            []string                   `json:"error_contains"`
-	ErrorContainsAny         []string                   `json:"error_contains_any"`
-	ErrorNotContains         []string                   `json:"error_not_contains"`
-	ServerSaw                map[string]span            `json:"server_saw"`
-	ServerSawMax             map[string]int             `json:"server_saw_max"`
-	FinalPathSaw             map[string]map[string]span `json:"final_path_saw"`
-	InitializeWithoutSession bool                       `json:"initialize_without_session"`
-	ClientReplies            []clientReply              `json:"client_replies"`
-	GetMinDelayMS            *float64                   `json:"get_min_delay_ms"`
-	BRequests                *span                      `json:"b_requests"`
-	BMustNotSeeHeaders       []string                   `json:"b_must_not_see_headers"`
-	ServerSentMaxBytes       *int64                     `json:"server_sent_max_bytes"`
-	ToolsExact               []string                   `json:"tools_exact"`
-	ToolsInclude             []string                   `json:"tools_include"`
-	ToolsMaySkip             []string                   `json:"tools_may_skip"`
-	SkipsReported            bool                       `json:"skips_reported"`
-	ToolsIfOK                []string                   `json:"tools_if_ok"`
-	Negotiated               *string                    `json:"negotiated"`
-	Attempts                 []span                     `json:"attempts"`
-	AttemptsTotal            *span                      `json:"attempts_total"`
-	AttemptsEach             *span                      `json:"attempts_each"`
-	WaitBeforeAttempt2MS     []span                     `json:"wait_before_attempt_2_ms"`
-	WaitsMS                  json.RawMessage            `json:"waits_ms"`
-	DistinctFirstWaitsMin    *int                       `json:"distinct_first_waits_min"`
-	Breaker                  *string                    `json:"breaker"`
-	ParallelCounts           map[string]span            `json:"parallel_counts"`
-	ParallelCountsRange      map[string]span            `json:"parallel_counts_range"`
-	LastStep                 words                      `json:"last_step"`
-	MaxInFlightSeen          *int                       `json:"max_in_flight_seen"`
-	Ready                    []string                   `json:"ready"`
-	Down                     []string                   `json:"down"`
-	OpenConnectionsAfter     *int                       `json:"open_connections_after"`
-	ProcessesLeft            *int                       `json:"processes_left"`
-	GoroutineGrowthMax       *int                       `json:"goroutine_growth_max"`
-	Repeat                   int                        `json:"repeat"`
-	Note                     string                     `json:"note"`
+	Steps                    []string                       `json:"steps"`
+	AlsoOK                   []string                       `json:"also_ok"`
+	StepsAlsoOK              map[int][]string               `json:"steps_also_ok"`
+	JudgeStep                *int                           `json:"judge_step"`
+	MaxMS                    *float64                       `json:"max_ms"`
+	StepMaxMS                map[int]float64                `json:"step_max_ms"`
+	StepMinMS                map[int]float64                `json:"step_min_ms"`
+	VirtualMaxMS             *float64                       `json:"virtual_max_ms"`
+	Text                     *string                        `json:"text"`
+	Texts                    map[int]string                 `json:"texts"`
+	TextLen                  map[int]int                    `json:"text_len"`
+	StructuredRaw            json.RawMessage                `json:"structured_raw"`
+	IsError                  map[int]bool                   `json:"is_error"`
+	RPCCodes                 map[int]int                    `json:"rpc_codes"`
+	HTTPStatus               *int                           `json:"http_status"`
+	RetryAfterMS             *caseSpan                      `json:"retry_after_ms"`
+	MayHaveRun               *bool                          `json:"may_have_run"`
+	MayHaveRunSteps          map[int]bool                   `json:"may_have_run_steps"`
+	ErrorContains            []string                       `json:"error_contains"`
+	ErrorContainsAny         []string                       `json:"error_contains_any"`
+	ErrorNotContains         []string                       `json:"error_not_contains"`
+	ServerSaw                map[string]caseSpan            `json:"server_saw"`
+	ServerSawMax             map[string]int                 `json:"server_saw_max"`
+	FinalPathSaw             map[string]map[string]caseSpan `json:"final_path_saw"`
+	InitializeWithoutSession bool                           `json:"initialize_without_session"`
+	ClientReplies            []clientReply                  `json:"client_replies"`
+	GetMinDelayMS            *float64                       `json:"get_min_delay_ms"`
+	BRequests                *caseSpan                      `json:"b_requests"`
+	BMustNotSeeHeaders       []string                       `json:"b_must_not_see_headers"`
+	ServerSentMaxBytes       *int64                         `json:"server_sent_max_bytes"`
+	ToolsExact               []string                       `json:"tools_exact"`
+	ToolsInclude             []string                       `json:"tools_include"`
+	ToolsMaySkip             []string                       `json:"tools_may_skip"`
+	SkipsReported            bool                           `json:"skips_reported"`
+	ToolsIfOK                []string                       `json:"tools_if_ok"`
+	Negotiated               *string                        `json:"negotiated"`
+	Attempts                 []caseSpan                     `json:"attempts"`
+	AttemptsTotal            *caseSpan                      `json:"attempts_total"`
+	AttemptsEach             *caseSpan                      `json:"attempts_each"`
+	WaitBeforeAttempt2MS     []caseSpan                     `json:"wait_before_attempt_2_ms"`
+	WaitsMS                  json.RawMessage                `json:"waits_ms"`
+	DistinctFirstWaitsMin    *int                           `json:"distinct_first_waits_min"`
+	Breaker                  *string                        `json:"breaker"`
+	ParallelCounts           map[string]caseSpan            `json:"parallel_counts"`
+	ParallelCountsRange      map[string]caseSpan            `json:"parallel_counts_range"`
+	LastStep                 words                          `json:"last_step"`
+	MaxInFlightSeen          *int                           `json:"max_in_flight_seen"`
+	Ready                    []string                       `json:"ready"`
+	Down                     []string                       `json:"down"`
+	OpenConnectionsAfter     *int                           `json:"open_connections_after"`
+	ProcessesLeft            *int                           `json:"processes_left"`
+	GoroutineGrowthMax       *int                           `json:"goroutine_growth_max"`
+	Repeat                   int                            `json:"repeat"`
+	Note                     string                         `json:"note"`
 }
 
 type clientReply struct {
@@ -230,13 +230,13 @@ type clientReply struct {
 	Result    json.RawMessage `json:"result"`
 }
 
-// A span is a number, or [least, most]; null is any number.
-type span struct {
+// A caseSpan is a number, or [least, most]; null is any number.
+type caseSpan struct {
 	lo, hi float64
 	any    bool
 }
 
-func (s *span) UnmarshalJSON(b []byte) error {
+func (s *caseSpan) UnmarshalJSON(b []byte) error {
 	var pair []float64
 	switch {
 	case string(b) == "null":
@@ -252,9 +252,9 @@ func (s *span) UnmarshalJSON(b []byte) error {
 	return fmt.Errorf("want a number or a pair of them, not %s", b)
 }
 
-func (s span) has(v float64) bool { return s.any || s.lo <= v && v <= s.hi }
+func (s caseSpan) has(v float64) bool { return s.any || s.lo <= v && v <= s.hi }
 
-func (s span) String() string {
+func (s caseSpan) String() string {
 	if s.lo == s.hi {
 		return fmt.Sprint(s.lo)
 	}
@@ -367,13 +367,13 @@ func (c *faultCase) judged() int {
 	return c.outcomes() - 1
 }
 
-// A checker is an entry that knows what is allowed beside what.
-type checker[T any] interface {
+// A caseEntry is an entry that knows what is allowed beside what.
+type caseEntry[T any] interface {
 	*T
 	check() error
 }
 
-func parseEach[T any, P checker[T]](script []json.RawMessage) ([]T, error) {
+func parseEach[T any, P caseEntry[T]](script []json.RawMessage) ([]T, error) {
 	entries := make([]T, len(script))
 	for i, raw := range script {
 		if err := strictly(raw, &entries[i]); err != nil {
@@ -998,7 +998,7 @@ func (r *caseRun) checkOutcomes() {
 	}
 }
 
-func merged(a, b map[string]span) map[string]span {
+func merged(a, b map[string]caseSpan) map[string]caseSpan {
 	m := maps.Clone(a)
 	if m == nil {
 		return b
@@ -1334,20 +1334,20 @@ func (r *caseRun) checkAttempts() {
 
 // expectedWaits reads waits_ms: a list of waits for the judged step, a list of
 // such lists, or an object of them by step.
-func (r *caseRun) expectedWaits() map[int][]span {
+func (r *caseRun) expectedWaits() map[int][]caseSpan {
 	raw := r.c.Expect.Detail.WaitsMS
 	if raw == nil {
 		return nil
 	}
-	var judged []span
+	var judged []caseSpan
 	if json.Unmarshal(raw, &judged) == nil {
-		return map[int][]span{r.c.judged(): judged}
+		return map[int][]caseSpan{r.c.judged(): judged}
 	}
-	steps := map[int][]span{}
+	steps := map[int][]caseSpan{}
 	if json.Unmarshal(raw, &steps) == nil {
 		return steps
 	}
-	var all [][]span
+	var all [][]caseSpan
 	if err := json.Unmarshal(raw, &all); err != nil {
 		r.Errorf("waits_ms: %v", err)
 	}
