@@ -1750,12 +1750,12 @@ func (s *TransportSession) known(version string) {
 // discovered reads a DiscoverResult.
 func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) {
 	s.known(version2026)
-	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: text(raw, "instructions")}
+	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: textMember(raw, "instructions")}
 	who := member(member(raw, "_meta"), metaPrefix+"serverInfo")
 	if who == nil {
 		who = member(raw, "serverInfo")
 	}
-	info.Name, info.Title, info.Version = text(who, "name"), text(who, "title"), text(who, "version")
+	info.Name, info.Title, info.Version = textMember(who, "name"), textMember(who, "title"), textMember(who, "version")
 	return info, nil
 }
 
@@ -1777,14 +1777,14 @@ func (s *TransportSession) initialized(ctx context.Context, offered string, a re
 	if a.err != nil {
 		return nil, a.err
 	}
-	version := text(a.raw, "protocolVersion")
+	version := textMember(a.raw, "protocolVersion")
 	if !slices.Contains(revisions[1:], version) {
 		return nil, s.failure("initialize", ReasonProtocol, "the server answered with a revision that we do not speak", a.raw)
 	}
 	who := member(a.raw, "serverInfo")
 	info := &ServerInfo{
-		Name: text(who, "name"), Title: text(who, "title"), Version: text(who, "version"), Protocol: version,
-		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: text(a.raw, "instructions"),
+		Name: textMember(who, "name"), Title: textMember(who, "title"), Version: textMember(who, "version"), Protocol: version,
+		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: textMember(a.raw, "instructions"),
 	}
 	if err := s.t.Notify(ctx, &Request{Method: "notifications/initialized", Version: version}); err != nil {
 		return nil, err
@@ -1810,8 +1810,8 @@ func mutual(raw json.RawMessage, key string) string {
 	return ""
 }
 
-// text returns a text member of an object, "" if there is none, cut short.
-func text(raw json.RawMessage, key string) string {
+// textMember returns a text member of an object, "" if there is none, cut short.
+func textMember(raw json.RawMessage, key string) string {
 	v, _ := decodeValue(member(raw, key))
 	t, _ := v.(string)
 	if len(t) > 64<<10 {
@@ -1866,7 +1866,7 @@ func (s *TransportSession) requested(ctx context.Context, method string, params 
 	if s.o.Handlers[method] == nil {
 		return nil, &RPCError{Code: -32601, Message: "method not found"}
 	}
-	if mode := text(params, "mode"); method == "elicitation/create" && mode != "" && mode != "form" {
+	if mode := textMember(params, "mode"); method == "elicitation/create" && mode != "" && mode != "form" {
 		return nil, &RPCError{Code: -32602, Message: "this mode was not declared"}
 	}
 	return s.handle(ctx, method, params)
@@ -1919,7 +1919,7 @@ func (s *TransportSession) notified(method string, params json.RawMessage) {
 		s.changed = true
 		s.mu.Unlock()
 	case "notifications/progress":
-		token := text(params, "progressToken")
+		token := textMember(params, "progressToken")
 		s.mu.Lock()
 		f := s.progress[token]
 		s.mu.Unlock()
