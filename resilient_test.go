@@ -655,7 +655,8 @@ func (brokenPromise) check(*Result) error { return &ProtocolError{Detail: "missi
 // A result outside its schema is an outcome of the reach that brought it.
 func TestBrokenPromise(t *testing.T) {
 	var b bytes.Buffer
-	s := NewResilientSession(&fakeSession{}, Config{Name: "s"}, &Options{Logger: slog.New(slog.NewTextHandler(&b, nil))})
+	inner := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return &Result{}, nil }}
+	s := NewResilientSession(inner, Config{Name: "s"}, &Options{Logger: slog.New(slog.NewTextHandler(&b, nil))})
 	if _, err := s.CallTool(t.Context(), &Call{Tool: "x", tool: brokenPromise{}}); !errors.Is(err, ReasonProtocol) {
 		t.Errorf("CallTool: %v", err)
 	}
