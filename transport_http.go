@@ -40,7 +40,7 @@ const (
 	waitingMax     = 64                    // of the server's, those that wait included
 	errorBodyBytes = 64 << 10              // read of a reply that is an error anyway
 	errorBodyWait  = time.Second           // for such a body: the status is known already
-	drainBytes     = 4 << 10               // read after the answer, for the connection's sake
+	drainReads     = 16                    // after the answer, for the connection's sake
 	drainWait      = 10 * time.Millisecond // a server should end a stream after the answer
 	farewellWait   = time.Second           // for a notifications/cancelled
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
@@ -352,12 +352,15 @@ type httpCall struct {
 	cancel  context.CancelCauseFunc
 	start   time.Time
 	timer   *time.Timer  // runs expire
-	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet
+	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet; -1: it is over
+	values  [2]string    // of its headers
 
 	// The reply.
 	body    io.ReadCloser
 	status  int
-	buf     []byte // what was read of it
+	events  eventReader
+	buf     []byte   // what was read
+	rest    [64]byte // and what was read after it
 	result  json.RawMessage
 	failed  error // the answer was no
 	done    bool  // the answer has come
@@ -365,9 +368,9 @@ type httpCall struct {
 
 	// What net/http tells of the latest request, from any goroutine.
 	trace httptrace.ClientTrace
-	asked atomic.Bool                 // it has asked for a connection
-	got   atomic.Bool                 // and got one, so it may have written
-	conn  atomic.Pointer[countedConn] // the connection, if it is a used one of ours
+	asked atomic.Bool                 // a foreign RoundTripper has asked it for a connection
+	got   atomic.Bool                 // it has a connection, so it may have written
+	conn  atomic.Pointer[countedConn] // that connection, if it is a used one of ours
 	mark  atomic.Int64                // bytes written to conn before
 }
 
@@ -375,7 +378,10 @@ type httpCall struct {
 // one, and ties it to the present session. The caller ends it.
 func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*httpCall, error) {
 	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now()}
-	c.trace.GetConn, c.trace.GotConn = c.getConn, c.gotConn
+	c.trace.GotConn = c.gotConn
+	if !t.traced {
+		c.trace.GetConn = func(string) { c.asked.Store(true) }
+	}
 	ctx, c.cancel = context.WithCancelCause(ctx)
 	c.ctx = httptrace.WithClientTrace(ctx, &c.trace)
 	c.timer = time.AfterFunc(math.MaxInt64, c.expire)
@@ -447,6 +453,10 @@ func (c *httpCall) expire() {
 	if c.ctx.Err() != nil {
 		return
 	}
+	if c.last.Load() < 0 {
+		c.cancel(endStall) // the server has been given drainWait
+		return
+	}
 	left, end := time.Duration(math.MaxInt64), endDeadline
 	if stall := c.t.cfg.ReadTimeout; stall > 0 && !c.req.Stream {
 		left = stall
@@ -469,8 +479,7 @@ func (c *httpCall) expire() {
 // modern reports whether the request is one of 2026-07-28.
 func (c *httpCall) modern() bool { return c.req.Version == version2026 }
 
-func (c *httpCall) getConn(string) { c.asked.Store(true) }
-
+// gotConn hears that the request has a connection.
 func (c *httpCall) gotConn(info httptrace.GotConnInfo) {
 	conn := info.Conn
 	if tc, ok := conn.(*tls.Conn); ok {
@@ -545,10 +554,12 @@ func (c *httpCall) header(base http.Header) http.Header {
 		return h // 2024-11-05 knows none of the others
 	}
 	if c.req.Version != "" && c.req.Method != "initialize" {
-		h["Mcp-Protocol-Version"] = []string{c.req.Version}
+		c.values[0] = c.req.Version
+		h["Mcp-Protocol-Version"] = c.values[0:1:1]
 	}
 	if c.session != "" {
-		h["Mcp-Session-Id"] = []string{c.session}
+		c.values[1] = c.session
+		h["Mcp-Session-Id"] = c.values[1:2:2]
 	}
 	if c.modern() {
 		h.Set("Mcp-Method", c.req.Method)
@@ -599,7 +610,7 @@ func (c *httpCall) do(method string, u *url.URL, h http.Header, body []byte) (*h
 			if resp.StatusCode != http.StatusUnauthorized || c.t.o.Authorize == nil || challenged {
 				return resp, nil
 			}
-			c.discard(resp)
+			resp.Body.Close()
 			challenged = true
 			if h, err = c.authorize(h, challengeOf(resp)); err != nil {
 				return nil, err
@@ -664,13 +675,23 @@ func (c *httpCall) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// discard closes a reply, and reads a little more of it first so that its
-// connection can be used again.
+// discard closes the last reply of a call. Before that it reads a little more, for
+// a short time, so that the connection can be used again.
 func (c *httpCall) discard(resp *http.Response) {
-	if resp.ContentLength != 0 {
-		timer := time.AfterFunc(drainWait, func() { resp.Body.Close() })
-		_, _ = io.CopyN(io.Discard, resp.Body, drainBytes)
-		timer.Stop()
+	if resp.ContentLength != 0 && c.timer.Stop() {
+		c.last.Store(-1)
+		c.timer.Reset(drainWait)
+		c.drain(resp)
+	}
+	resp.Body.Close()
+}
+
+// drain reads a little more of a reply, and closes it.
+func (c *httpCall) drain(resp *http.Response) {
+	for range drainReads {
+		if _, err := resp.Body.Read(c.rest[:]); err != nil {
+			break
+		}
 	}
 	resp.Body.Close()
 }
@@ -687,7 +708,7 @@ func (c *httpCall) failure(err error) (e *TransportError, again bool) {
 	var ne net.Error
 	switch {
 	case !e.Sent:
-		e.Reason, again = ReasonUnavailable, c.asked.Load() && !final
+		e.Reason, again = ReasonUnavailable, !final
 	case errors.As(err, &ne) && ne.Timeout():
 		e.Reason = ReasonTimeout
 	case detail == notHTTP:
@@ -732,8 +753,10 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return "", io.ErrUnexpectedEOF, false
 	case errors.As(err, &ne) && ne.Timeout():
 		return "connection timed out", nil, false
-	case strings.Contains(err.Error(), "malformed HTTP"): // net/http has no type for it
+	case strings.Contains(err.Error(), "malformed HTTP"): // net/http has no types for these
 		return notHTTP, nil, false
+	case strings.Contains(err.Error(), "net/http: invalid header"):
+		return "a header is not valid", nil, true
 	}
 	return "connection failed", nil, false
 }
@@ -774,7 +797,11 @@ func (c *httpCall) call() error {
 // send posts a message that has no answer.
 func (c *httpCall) send(body []byte) error {
 	resp, err := c.post(body)
-	if err == nil {
+	switch {
+	case err != nil:
+	case c.id != 0: // there is an answer to come, elsewhere
+		c.drain(resp)
+	default:
 		c.discard(resp)
 	}
 	return err
@@ -879,7 +906,7 @@ func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
 		return err
 	}
-	err := c.dispatch(c.buf, c.take)
+	err := c.dispatch(c.buf)
 	if c.done {
 		return c.failed
 	}
@@ -924,12 +951,12 @@ func (c *httpCall) readBody(length int64) error {
 	}
 }
 
-// dispatch cuts what came into messages: responses go to answer, the rest to the
-// Inbound. The envelopes lie in b.
-func (c *httpCall) dispatch(b []byte, answer func(envelope)) error {
+// dispatch cuts what came into messages: responses are taken, the rest goes to
+// the Inbound.
+func (c *httpCall) dispatch(b []byte) error {
 	if elems, ok := cutBatch(b); ok {
 		for _, b := range elems {
-			if err := c.dispatch(b, answer); err != nil {
+			if err := c.dispatch(b); err != nil {
 				return err
 			}
 		}
@@ -942,7 +969,7 @@ func (c *httpCall) dispatch(b []byte, answer func(envelope)) error {
 	case env.method == "" && (env.result == nil) == (env.err == nil):
 		return errSyntax
 	case env.method == "":
-		answer(env)
+		c.take(env)
 	case env.id == nil:
 		c.t.notified(env.method, bytes.Clone(env.params))
 	case !nullID(env.id):
@@ -970,9 +997,14 @@ func (c *httpCall) isOurs(env envelope) bool {
 
 func nullID(id json.RawMessage) bool { return len(id) == 0 || string(id) == "null" }
 
-// take takes a response, if it is the answer to this call.
+// take takes a response, if it is the answer to this call. What it keeps lies in
+// the bytes that were read.
 func (c *httpCall) take(env envelope) {
 	switch {
+	case c.id == 0:
+		if c.old != nil {
+			c.old.take(env)
+		}
 	case c.done:
 	case !c.isOurs(env):
 		c.foreign = true
@@ -996,12 +1028,13 @@ func (c *httpCall) take(env envelope) {
 // stream up where it broke, if the revision allows. A call that waits for no
 // answer follows the server's own stream, as long as there is one.
 func (c *httpCall) follow(resp *http.Response) error {
-	r := eventReader{retry: -1}
+	r := &c.events
+	r.retry = -1
 	for tries := 0; ; tries++ {
 		var err error
 		if resp != nil {
-			r = eventReader{r: c, max: c.t.limit, buf: c.t.buffer(4 << 10), id: r.id, retry: r.retry}
-			heard, err := c.events(&r, c.take)
+			*r = eventReader{r: c, max: c.t.limit, buf: c.t.buffer(4 << 10), id: r.id, retry: r.retry}
+			heard, err := c.readEvents()
 			c.buf = r.buf
 			if c.done {
 				c.discard(resp)
@@ -1035,24 +1068,24 @@ func (c *httpCall) follow(resp *http.Response) error {
 	}
 }
 
-// events dispatches what a stream brings until the answer to this call, or the
+// readEvents dispatches what a stream brings until the answer to this call, or the
 // end of the stream, which is no error. heard reports whether there was anything.
 // Where others depend on a stream, what cannot be read is skipped.
-func (c *httpCall) events(r *eventReader, answer func(envelope)) (heard bool, err error) {
-	id := r.id
+func (c *httpCall) readEvents() (heard bool, err error) {
+	id := c.events.id
 	for {
-		name, data, err := r.next()
+		name, data, err := c.events.next()
 		if err == errTooBig {
 			return heard, c.tooBig(true)
 		}
 		if err != nil {
-			return heard || r.id != id, nil
+			return heard || c.events.id != id, nil
 		}
 		if len(data) == 0 || name != "" && name != "message" {
 			continue
 		}
 		heard = true
-		err = c.dispatch(data, answer)
+		err = c.dispatch(data)
 		if c.done {
 			return heard, nil
 		}
@@ -1224,6 +1257,19 @@ type oldStream struct {
 	pending map[int64]chan envelope
 }
 
+// take hands an answer to the call that waits for it.
+func (s *oldStream) take(env envelope) {
+	n, _ := intID(env.id)
+	s.mu.Lock()
+	answer := s.pending[n]
+	delete(s.pending, n)
+	s.mu.Unlock()
+	if answer != nil {
+		env.result, env.err = bytes.Clone(env.result), bytes.Clone(env.err)
+		answer <- env
+	}
+}
+
 // callOldest opens a stream of 2024-11-05 and makes the call over it. If there is
 // no such stream, the error is refusal, the one that led here.
 func (c *httpCall) callOldest(refusal error) error {
@@ -1232,8 +1278,7 @@ func (c *httpCall) callOldest(refusal error) error {
 		return err
 	}
 	stop := context.AfterFunc(c.ctx, func() { g.cancel(endClosed) }) // ends before we return
-	r := eventReader{r: g, max: c.t.limit}
-	post, err := g.openOld(&r)
+	post, err := g.openOld()
 	if !stop() {
 		g.end()
 		return c.ended(true)
@@ -1241,7 +1286,7 @@ func (c *httpCall) callOldest(refusal error) error {
 	if err == nil {
 		c.old = &oldStream{post: post, gone: make(chan struct{}), pending: make(map[int64]chan envelope)}
 		g.old = c.old
-		go g.followOld(&r) // ended by Close, or with the stream; Close waits for it
+		go g.followOld() // ended by Close, or with the stream; Close waits for it
 		if err = c.call(); err == nil {
 			c.t.adopt("")
 		}
@@ -1288,22 +1333,12 @@ func (c *httpCall) callOld(body []byte) error {
 }
 
 // followOld reads a stream of 2024-11-05 to its end.
-func (c *httpCall) followOld(r *eventReader) {
+func (c *httpCall) followOld() {
 	t, s := c.t, c.old
 	t.mu.Lock()
 	t.old = s
 	t.mu.Unlock()
-	_, _ = c.events(r, func(env envelope) {
-		n, _ := intID(env.id)
-		s.mu.Lock()
-		answer := s.pending[n]
-		delete(s.pending, n)
-		s.mu.Unlock()
-		if answer != nil {
-			env.result, env.err = bytes.Clone(env.result), bytes.Clone(env.err)
-			answer <- env
-		}
-	})
+	_, _ = c.readEvents()
 	t.mu.Lock()
 	if t.old == s {
 		t.old, t.opened, t.lost = nil, false, true
@@ -1314,11 +1349,12 @@ func (c *httpCall) followOld(r *eventReader) {
 }
 
 // openOld opens a stream of 2024-11-05, whose first event says where to post.
-func (c *httpCall) openOld(r *eventReader) (*url.URL, error) {
+func (c *httpCall) openOld() (*url.URL, error) {
 	if _, err := c.openStream(""); err != nil {
 		return nil, err
 	}
-	name, data, err := r.next()
+	c.events = eventReader{r: c, max: c.t.limit}
+	name, data, err := c.events.next()
 	if err != nil || name != "endpoint" {
 		return nil, c.statusFault("no endpoint event")
 	}
@@ -1500,7 +1536,8 @@ func (t *HTTPTransport) buffer(n int) []byte {
 // keep takes a buffer back, which nobody uses any more.
 func (t *HTTPTransport) keep(b []byte) {
 	if cap(b) > 0 && cap(b) <= largeBuffer {
-		t.spare.Put(&b)
+		spare := b // escapes, unlike b
+		t.spare.Put(&spare)
 	}
 }
 
