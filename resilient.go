@@ -152,7 +152,7 @@ type Guard struct {
 	prefix string             // of call ids
 	ids    atomic.Uint64      // call ids made
 
-	mu         sync.Mutex // guards the fields below, and calls of opt.Rand
+	mu         sync.Mutex // guards the fields below; held while opt.Rand is called
 	breaker    breaker
 	cause      error    // what the last fault was, in one word; may be nil
 	health     Health   // but for what the breaker knows
@@ -269,14 +269,14 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 			return err
 		}
 		if r.class == OutcomeProtocol {
-			g.log(slog.LevelWarn, "protocol outcome", &o, r.class, err)
+			g.log(ctx, slog.LevelWarn, "protocol outcome", &o, r.class, err)
 		}
 		wait, gaveUp := g.decide(&o, r)
 		if gaveUp != "" {
 			return g.stamp(&o, err, gaveUp)
 		}
 		o.fault = err
-		g.log(slog.LevelDebug, "retry", &o, r.class, err, slog.Duration("wait", wait))
+		g.log(ctx, slog.LevelDebug, "retry", &o, r.class, err, slog.Duration("wait", wait))
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -468,7 +468,7 @@ func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
 	h.State = state
 	by := operation{Operation: o.Operation, id: g.id(o), attempts: o.reaches}
 	g.events = append(g.events, func() {
-		g.log(level, "breaker "+state.String(), &by, h.Outcome, nil, slog.String("state", state.String()))
+		g.log(context.Background(), level, "breaker "+state.String(), &by, h.Outcome, nil, slog.String("state", state.String()))
 		if g.opt.OnState != nil {
 			g.opt.OnState(h)
 		}
@@ -502,9 +502,9 @@ func (g *Guard) deliver() {
 // log writes a line: at Warn that the breaker opened and each protocol outcome,
 // at Info its other transitions, at Debug each retry. No word of a server is in
 // a line at Info or above.
-func (g *Guard) log(level slog.Level, msg string, o *operation, class Outcome, err error, more ...slog.Attr) {
+func (g *Guard) log(ctx context.Context, level slog.Level, msg string, o *operation, class Outcome, err error, more ...slog.Attr) {
 	l := g.opt.Logger
-	if l == nil || !l.Enabled(context.Background(), level) {
+	if l == nil || !l.Enabled(ctx, level) {
 		return
 	}
 	attrs := append(more, slog.String("server", g.cfg.Name), slog.String("op", o.Name), slog.String("call", g.id(o)),
@@ -512,7 +512,7 @@ func (g *Guard) log(level slog.Level, msg string, o *operation, class Outcome, e
 	if err != nil {
 		attrs = append(attrs, slog.String("err", err.Error()))
 	}
-	l.LogAttrs(context.Background(), level, "mcp: "+msg, attrs...)
+	l.LogAttrs(ctx, level, "mcp: "+msg, attrs...)
 }
 
 // id returns the id of an operation; most never need one.
@@ -978,7 +978,7 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 		s.keep(call, r)
 		return r, nil
 	}
-	if !missing(err) {
+	if !missing(err) || ctx.Err() != nil {
 		return nil, err
 	}
 	if r, age := s.recall(call); r != nil {
@@ -989,7 +989,7 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 			return s.degraded(r, err, "alternative "+strconv.Itoa(i+1)), nil
 		}
 	}
-	if s.f.Stub != nil && ctx.Err() == nil {
+	if s.f.Stub != nil {
 		if r := s.f.Stub(call); r != nil {
 			return s.degraded(r, err, "stub"), nil
 		}
