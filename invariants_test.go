@@ -589,7 +589,7 @@ func TestInvariant21BreakerOpensInTheLoop(t *testing.T) {
 func TestInvariant22EachAdmissionIsSettledOnce(t *testing.T) {
 	const goroutines, each = 50, 2000
 	synctest.Test(t, func(t *testing.T) {
-		g := NewGuard(Config{BreakerFailures: 3, BreakerReset: time.Millisecond, CallTimeout: time.Millisecond, Retry: RetryConfig{MaxAttempts: 2}}, nil)
+		g := NewGuard(Config{BreakerFailures: 10, BreakerReset: 100 * time.Microsecond, CallTimeout: time.Millisecond, Retry: RetryConfig{MaxAttempts: 2}}, nil)
 		var reached atomic.Uint64
 		endings := []func(context.Context) error{answers, answers, answers, faults, hangs,
 			func(context.Context) error { panic("boom") },
@@ -641,7 +641,7 @@ func TestInvariant23EventsAreAChain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g *Guard
 		var states []BreakerState // of the hook alone: it is never called twice at once
-		running := atomic.Int32{}
+		var running, told atomic.Int32
 		last := uint64(0)
 		g = NewGuard(Config{BreakerFailures: 1, BreakerReset: 1}, &Options{Rand: exact, OnState: func(h Health) {
 			if running.Add(1) != 1 {
@@ -649,14 +649,13 @@ func TestInvariant23EventsAreAChain(t *testing.T) {
 			}
 			defer running.Add(-1)
 			states = append(states, h.State)
+			told.Add(1)
 			if h.Opened < last {
 				t.Errorf("opened %d after %d", h.Opened, last)
 			}
 			last = h.Opened
 			g.Health()
-			if len(states) < goroutines*transitions {
-				g.Do(context.Background(), anyCall, faults) // comes back in here
-			}
+			g.Do(context.Background(), anyCall, faults) // comes back in here
 			if len(states)%7 == 0 {
 				panic("a hook that fails")
 			}
@@ -665,7 +664,7 @@ func TestInvariant23EventsAreAChain(t *testing.T) {
 		for i := range goroutines {
 			r := rand.New(rand.NewPCG(uint64(i), 23))
 			wg.Go(func() {
-				for range transitions {
+				for told.Load() < goroutines*transitions {
 					func() {
 						defer func() { recover() }()
 						g.Do(t.Context(), anyCall, []func(context.Context) error{answers, faults}[r.IntN(2)])
@@ -687,7 +686,7 @@ func TestInvariant23EventsAreAChain(t *testing.T) {
 			}
 			from = to
 		}
-		if h := g.Health(); len(states) < transitions || len(g.events) != 0 || h.Opened != last {
+		if h := g.Health(); len(states) < goroutines*transitions || len(g.events) != 0 || h.Opened != last {
 			t.Errorf("%d events told, %d not: %v", len(states), len(g.events), h)
 		}
 		t.Logf("%d events", len(states))

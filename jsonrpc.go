@@ -477,9 +477,9 @@ func (s *scanner) open(c byte) {
 	}
 }
 
-// more reports whether what was opened goes on, and leaves it if not. Nothing has
-// been taken from it yet if the bracket stands before the cursor: no value ends
-// with one.
+// more reports whether what was opened goes on, and leaves it if not. It follows
+// open or the end of a value directly, so that nothing has been taken yet if
+// there is a bracket before the cursor: no value ends with an opening one.
 func (s *scanner) more(end byte) bool {
 	if s.err != nil {
 		return false
@@ -682,11 +682,10 @@ func digits(b []byte, i int) int {
 	return i
 }
 
-// After a backslash the letters stand for the characters, one by one.
-const (
-	escapeLetters    = `"\/bfnrt`
-	escapeCharacters = "\"\\/\b\f\n\r\t"
-)
+// escapes holds what a letter after a backslash stands for, and the letter for
+// what needs one.
+var escapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t',
+	'\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
 
 // skipString skips the rest of a string.
 func skipString(b []byte, i int) int {
@@ -701,7 +700,7 @@ func skipString(b []byte, i int) int {
 			return broken
 		case b[i+1] == 'u' && hex4(b[i+2:]) >= 0:
 			i += 6
-		case strings.IndexByte(escapeLetters, b[i+1]) >= 0:
+		case b[i+1] > ' ' && escapes[b[i+1]] != 0:
 			i += 2
 		default:
 			return broken
@@ -758,7 +757,7 @@ func unquote(raw []byte) string {
 		c := raw[n+1]
 		raw = raw[n+2:]
 		if c != 'u' {
-			t.WriteByte(escapeCharacters[strings.IndexByte(escapeLetters, c)])
+			t.WriteByte(escapes[c])
 			continue
 		}
 		r := hex4(raw)
@@ -784,8 +783,8 @@ func appendString(dst []byte, s string) []byte {
 		if i == len(s) {
 			return append(dst, '"')
 		}
-		if n := strings.IndexByte(escapeCharacters, s[i]); n >= 0 {
-			dst = append(dst, '\\', escapeLetters[n])
+		if c := escapes[s[i]]; c != 0 {
+			dst = append(dst, '\\', c)
 		} else {
 			const hex = "0123456789abcdef"
 			dst = append(dst, '\\', 'u', '0', '0', hex[s[i]>>4], hex[s[i]&15])
@@ -831,7 +830,7 @@ func appendAny(dst []byte, v any, depth int) ([]byte, error) {
 			return append(dst, v...), nil
 		}
 	case json.RawMessage:
-		if i := skip(v, 0, depth); i == len(v) && utf8.Valid(v) && !bytes.ContainsAny(v, "\r\n") {
+		if i := skip(v, 0, depth); i == len(v) && utf8.Valid(v) && bytes.IndexByte(v, '\n') < 0 && bytes.IndexByte(v, '\r') < 0 {
 			return append(dst, v...), nil
 		}
 	case map[string]any:
