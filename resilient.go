@@ -303,7 +303,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	var spanEnd func(Health, error)
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned // should a hook of ours end it
 	defer func() {                                                                      // also if the reach panics or leaves its goroutine
-		h := g.settle(o, t, r, start)
+		h := g.settle(o, t, r, start, spanEnd != nil)
 		g.release()
 		if spanEnd != nil {
 			spanEnd(h, err)
@@ -419,26 +419,30 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach, and returns the health as this
-// reach leaves it.
-func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) Health {
+// settle tells the breaker what came of a reach. If anybody asks, it returns the
+// health as this reach leaves it.
+func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	was, before := g.breaker.mode, g.health
-	late := g.breaker.settle(t, r.verdict, now)
-	h := &g.health
-	h.Outcome, h.ErrorType, h.Operation = r.class, r.kind, o.Name
-	h.Retries, h.Latency = o.reaches-1, now-start
-	if r.verdict == fault && !late {
+	was := g.breaker.mode
+	if g.breaker.settle(t, r.verdict, now) { // it speaks of a time gone by, to nobody but its caller
+		if asked {
+			h = g.healthLocked(now)
+			h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
+		}
+		return h
+	}
+	if r.verdict == fault {
 		g.cause = r.cause
 	}
+	l := &g.health
+	l.Outcome, l.ErrorType, l.Operation, l.Retries, l.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
 	g.movedLocked(o, was, now)
-	after := g.healthLocked(now)
-	if late { // it speaks of a time gone by
-		g.health = before
+	if asked {
+		h = g.healthLocked(now)
 	}
-	return after
+	return h
 }
 
 // movedLocked queues the transition of the breaker, if there was one.
