@@ -15,6 +15,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -280,6 +281,9 @@ func (l link) explain(err error) *fault {
 		out.Raw = re.Message
 	}
 	if t, ok := l.transport.(*mcp.StdioTransport); ok {
+		if n := t.Skipped(); n > 0 && te != nil && te.Reason == mcp.ReasonTimeout {
+			out.Advice = fmt.Sprintf("the command wrote %d lines to its stdout that are not MCP: check that it serves stdio", n)
+		}
 		out.Stderr = t.StderrTail()
 		if te != nil && te.Reason == mcp.ReasonDisconnected {
 			out.Raw = "" // it is the end of the same lines
@@ -370,24 +374,21 @@ func (r *report) print(w io.Writer) {
 		t.Flush()
 	}
 	columns("SERVERS", func(row func(...string)) {
+		row("server", "transport", "state", "tools", "protocol", "program")
 		for _, s := range r.Servers {
-			what := printable(s.Program, 40) + ", " + s.Protocol
-			if s.Fault != nil {
-				what = s.Fault.Error
-			}
-			row(s.Name, s.Transport, s.State, strconv.Itoa(len(s.Tools))+" tools", what)
+			row(s.Name, s.Transport, s.State, strconv.Itoa(len(s.Tools)), cmp.Or(s.Protocol, "-"), cmp.Or(printable(s.Program, 40), "-"))
 		}
 	})
 	for _, s := range r.Servers {
 		if s.Fault == nil {
 			continue
 		}
-		fmt.Fprintf(w, "\n%s is %s\n", strings.ToUpper(s.Name), s.State)
+		fmt.Fprintf(w, "\n%s: %s\n  %s\n", strings.ToUpper(s.State), s.Name, s.Fault.Error)
 		if s.Fault.Advice != "" {
-			fmt.Fprintln(w, "  "+s.Fault.Advice)
+			fmt.Fprintln(w, "  To do: "+s.Fault.Advice+".")
 		}
-		quote(w, "it answered", s.Fault.Raw, 8)
-		quote(w, "the last lines of its stderr", strings.Join(s.Fault.Stderr, "\n"), 12)
+		quote(w, "The server answered, in its own words", s.Fault.Raw, 8)
+		quote(w, "The server's stderr, in its own words", strings.Join(s.Fault.Stderr, "\n"), 12)
 	}
 	fmt.Fprintln(w)
 	columns("TOOLS", func(row func(...string)) {
@@ -398,11 +399,11 @@ func (r *report) print(w io.Writer) {
 		}
 	})
 	for _, s := range r.Servers {
-		list(w, "LEFT OUT of "+s.Name, s.LeftOut)
-		list(w, "NOT CHECKED in "+s.Name, s.Unchecked)
+		list(w, "LEFT OUT: tools of "+s.Name, s.LeftOut)
+		list(w, "NOT CHECKED: parts of schemas of "+s.Name, s.Unchecked)
 	}
 	if r.Notice != "" {
-		fmt.Fprintf(w, "\nNOTICE for the model\n  %s\n", strings.ReplaceAll(r.Notice, "\n", "\n  "))
+		fmt.Fprintf(w, "\nNOTICE, as a model reads it\n  %s\n", strings.ReplaceAll(r.Notice, "\n", "\n  "))
 	}
 	for _, c := range r.Calls {
 		end := "ok"
@@ -413,8 +414,8 @@ func (r *report) print(w io.Writer) {
 			end = "the tool failed"
 		}
 		fmt.Fprintf(w, "\nCALL %s, %.1f ms: %s\n", c.Tool, c.Seconds*1e3, end)
-		quote(w, "result", c.Result, 200)
-		quote(w, "the model reads", c.ForModel, 20)
+		quote(w, "The server's result", c.Result, 200)
+		quote(w, "What a model reads", c.ForModel, 20)
 	}
 	fmt.Fprintln(w)
 	columns("HEALTH", func(row func(...string)) {
@@ -444,7 +445,7 @@ func quote(w io.Writer, what, text string, most int) {
 	lines := strings.Split(text, "\n")
 	if n := len(lines) - most; n > 0 {
 		lines = lines[n:]
-		what += ", " + strconv.Itoa(n) + " lines left out"
+		what += ", the last " + strconv.Itoa(most) + " lines"
 	}
 	fmt.Fprintf(w, "  %s:\n", what)
 	for _, l := range lines {
