@@ -513,13 +513,20 @@ func (p *progress) show(w io.Writer) (stop func()) {
 		defer close(ended)
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
+		shown := ""
+		say := func(line string) {
+			if line != shown {
+				io.WriteString(w, "\r\x1b[K"+line)
+			}
+			shown = line
+		}
 		for {
 			select {
 			case <-end:
-				io.WriteString(w, "\r\x1b[K")
+				say("")
 				return
 			case <-tick.C:
-				io.WriteString(w, "\r\x1b[K"+p.line())
+				say(p.line())
 			}
 		}
 	}()
