@@ -1626,19 +1626,19 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	return l, last != nil, nil
 }
 
-// A reply is what a request made on another goroutine came to.
-type reply struct {
+// A heard is what a request made on another goroutine came to.
+type heard struct {
 	raw json.RawMessage
 	err error
 }
 
 // ask makes a request of the handshake on a goroutine, which ends with ctx at
 // the latest and leaves its reply in the channel.
-func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan reply {
-	c := make(chan reply, 1)
+func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan heard {
+	c := make(chan heard, 1)
 	wg.Go(func() {
 		raw, err := s.t.Call(ctx, req)
-		c <- reply{raw, err}
+		c <- heard{raw, err}
 	})
 	return c
 }
@@ -1677,7 +1677,7 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 // probed decides on the answer to server/discover, by the table of the
 // versioning page: a recognised modern error proves a modern server, trouble on
 // the way proves nothing, and everything else means an older revision.
-func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, error) {
+func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, error) {
 	if a.err == nil {
 		switch v := mutual(a.raw, "supportedVersions"); {
 		case v == version2026:
@@ -1762,7 +1762,7 @@ func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) 
 // initialize makes the handshake of the older revisions.
 func (s *TransportSession) initialize(ctx context.Context, version string) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.initializeRequest(version))
-	return s.initialized(ctx, version, reply{raw, err})
+	return s.initialized(ctx, version, heard{raw, err})
 }
 
 func (s *TransportSession) initializeRequest(version string) *Request {
@@ -1773,7 +1773,7 @@ func (s *TransportSession) initializeRequest(version string) *Request {
 }
 
 // initialized reads an InitializeResult and ends the handshake.
-func (s *TransportSession) initialized(ctx context.Context, offered string, a reply) (*ServerInfo, error) {
+func (s *TransportSession) initialized(ctx context.Context, offered string, a heard) (*ServerInfo, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
