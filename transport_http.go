@@ -881,11 +881,12 @@ func (c *httpCall) readJSON(resp *http.Response) error {
 		return err
 	}
 	err := c.dispatch(c.buf, c.take)
+	if c.done {
+		return c.failed
+	}
 	e := c.statusFault("no answer")
 	e.Raw = clip(c.buf)
 	switch {
-	case c.done:
-		return c.failed
 	case len(bytes.TrimSpace(c.buf)) == 0:
 		e.Detail = "empty body"
 	case err != nil && resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && !resp.Uncompressed && resp.ProtoMajor == 1:
