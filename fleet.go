@@ -1233,7 +1233,7 @@ func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, val
 
 // readList reads a list to its last page under the policy.
 func (c *Client) readList(ctx context.Context, method string, take func(json.RawMessage) error) error {
-	var params map[string]any
+	var params any
 	p := pager{limit: 2 * c.cfg.MaxMessageBytes}
 	for {
 		var raw json.RawMessage
@@ -1391,7 +1391,7 @@ func degraded(server string, err error) Degraded {
 	case "BUDGET_EXCEEDED":
 		reason = "the run was out of time"
 	}
-	return Degraded{Server: server, Class: outcomeOf(err), Reason: reason, Err: err}
+	return Degraded{Server: server, Class: classify(err, "").class, Reason: reason, Err: err}
 }
 
 // admit gives the tools of p their names in the fleet, unless one is taken.

@@ -12,7 +12,9 @@ const childEnv = "MCP_TEST_CHILD"
 
 // children are the behaviours. Each gets the arguments after argv[0] and
 // returns the exit status.
-var children = map[string]func(args []string) int{}
+var children = map[string]func(args []string) int{
+	"contract": contractChild,
+}
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(childEnv); name != "" {

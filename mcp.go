@@ -101,6 +101,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -941,6 +942,8 @@ type TransportSession struct {
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
 
+	buffers sync.Pool // *[]byte, for params
+
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
 	last     *link      // the latest agreement; outlives a doubt about the connection
@@ -1058,13 +1061,14 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if ceiling <= 0 {
 			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
 		}
-		raw, req, err := s.exchange(ctx, &exchange{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
+		ex := exchange{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
 			if cursor != nil {
 				b = append(b, `"cursor":`...)
 				b = append(appendString(b, *cursor), ',')
 			}
 			return b, nil
-		}})
+		}}
+		raw, err := s.exchange(ctx, &ex)
 		if err != nil {
 			return err
 		}
@@ -1075,7 +1079,7 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if detail != "" {
 			err = s.failure(method, reason, detail, raw)
 		}
-		req.release()
+		ex.req.release()
 		if err != nil || cursor == nil {
 			return err
 		}
@@ -1114,7 +1118,7 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 // are answered by [Options.Handlers], whose time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	ex := exchange{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
-	raw, req, err := s.exchange(ctx, &ex)
+	raw, err := s.exchange(ctx, &ex)
 	if err != nil {
 		return nil, err
 	}
@@ -1122,7 +1126,7 @@ func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, e
 	if err != nil || r.noContent {
 		err = s.failure(ex.method, ReasonProtocol, "the result is not one of a tool", raw)
 	}
-	req.release()
+	ex.req.release()
 	if err != nil {
 		return nil, err
 	}
@@ -1151,11 +1155,11 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 			return dst, nil
 		}
 	}
-	raw, req, err := s.exchange(ctx, &ex)
+	raw, err := s.exchange(ctx, &ex)
 	if err != nil {
 		return err
 	}
-	defer req.release()
+	defer ex.req.release()
 	switch out := out.(type) {
 	case nil:
 	case *json.RawMessage:
@@ -1200,6 +1204,19 @@ func (s *TransportSession) stale() bool {
 	return s.changed || !s.fresh.IsZero() && time.Now().After(s.fresh)
 }
 
+// serverInfo returns the agreement in force, or the latest; nil before any.
+func (s *TransportSession) serverInfo() *ServerInfo {
+	if l := s.link.Load(); l != nil {
+		return l.info
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		return s.last.info
+	}
+	return nil
+}
+
 // malformed returns how many entries of the latest list were no tools.
 func (s *TransportSession) malformed() int {
 	s.mu.Lock()
@@ -1215,70 +1232,77 @@ type exchange struct {
 	ceiling time.Duration
 	params  func([]byte) ([]byte, error) // appends members, each with a comma behind it
 
+	token   string  // of its progress; "" if nobody wants to see it
 	answers []byte  // inputResponses of the latest round; nil before it
 	state   *string // requestState of the latest round
+	req     Request // of the latest round
 }
 
 // exchange connects if need be, sends the request and returns the result; the
-// caller releases the request when it has decoded it. What certainly was not
-// run because the connection was gone is sent once more on a new one.
-func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.RawMessage, *Request, error) {
-	token := ""
+// caller releases ex.req when it has decoded it. What certainly was not run
+// because the connection was gone is sent once more on a new one.
+func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.RawMessage, error) {
 	if ex.call != nil && ex.call.OnProgress != nil {
-		token = "p" + strconv.FormatInt(s.token.Add(1), 10)
-		s.mu.Lock()
-		s.progress[token] = ex.call.OnProgress
-		s.mu.Unlock()
-		defer s.endProgress(ctx, token)
+		ex.token = s.beginProgress(ex.call.OnProgress)
+		defer s.endProgress(ctx, ex.token)
 	}
+	buf, _ := s.buffers.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	defer s.buffers.Put(buf)
 	again := false
-	for round := 0; ; {
+	for round := 1; ; {
 		l, err := s.connect(ctx)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		params, err := s.appendParams(ctx, nil, l, ex, token)
-		if err != nil {
-			return nil, nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, ex); err != nil {
+			return nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
 		}
-		req := &Request{Method: ex.method, Params: params, Version: l.version, Name: ex.name}
+		ex.req = Request{Method: ex.method, Params: *buf, Version: l.version, Name: ex.name}
 		if ex.call != nil {
-			req.Header = ex.call.header
+			ex.req.Header = ex.call.header
 		}
-		raw, err := s.send(ctx, req, ex.ceiling)
+		raw, err := s.send(ctx, &ex.req, ex.ceiling)
 		if err != nil {
 			if s.lost(l, err) && !again {
 				again = true
 				continue
 			}
-			return nil, nil, err
+			return nil, err
 		}
 		if l.version != version2026 {
-			return raw, req, nil
+			return raw, nil
 		}
-		var kind string
-		if v := member(raw, "resultType"); v != nil {
-			text, _ := decodeValue(v)
-			if kind, _ = text.(string); kind == "" {
-				kind = "?"
-			}
-		}
-		if kind == "" || kind == "complete" {
-			return raw, req, nil
-		}
-		if round++; kind != "input_required" || round > maxRounds {
+		switch kind := resultType(raw); {
+		case kind == "complete":
+			return raw, nil
+		case kind != "input_required":
 			err = s.failure(ex.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
-			if round > maxRounds {
-				err = s.failure(ex.method, ReasonLimit, "the server asks for input again and again", nil)
-			}
-		} else {
+		case round > maxRounds:
+			err = s.failure(ex.method, ReasonLimit, "the server asks for input again and again", nil)
+		default:
 			err = s.answerInput(ctx, ex, raw, round)
 		}
-		req.release()
+		round++
+		ex.req.release()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
+}
+
+// resultType returns the type of a result of 2026-07-28; a result that names
+// none is complete.
+func resultType(raw json.RawMessage) string {
+	v := member(raw, "resultType")
+	if v == nil {
+		return "complete"
+	}
+	t, _ := decodeValue(v)
+	kind, _ := t.(string)
+	return kind
 }
 
 // send carries one request under a ceiling that begins now. A run that ends
@@ -1289,12 +1313,22 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 		req.Deadline = end
 	}
 	if s.direct || req.Deadline.IsZero() {
-		return s.t.Call(ctx, req)
+		raw, err := s.t.Call(ctx, req)
+		return raw, s.named(err, req.Method)
 	}
 	inner, cancel := context.WithDeadlineCause(ctx, req.Deadline, errCeiling)
 	defer cancel()
 	raw, err := s.t.Call(inner, req)
-	return raw, ceilingError(inner, err)
+	return raw, s.named(ceilingError(inner, err), req.Method)
+}
+
+// named says whose error it is, where a transport does not know.
+func (s *TransportSession) named(err error, op string) error {
+	var o interface{ origin() *Origin }
+	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
+	}
+	return err
 }
 
 // ceilingError turns the end of a context that a ceiling of ours has ended into
@@ -1331,11 +1365,8 @@ func (s *TransportSession) lost(l *link, err error) bool {
 }
 
 // appendParams appends the params of one round of ex.
-func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, ex *exchange, token string) ([]byte, error) {
+func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, ex *exchange) ([]byte, error) {
 	var err error
-	if b == nil {
-		b = make([]byte, 0, 256)
-	}
 	b = append(b, '{')
 	if ex.params != nil {
 		if b, err = ex.params(b); err != nil {
@@ -1364,8 +1395,8 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	b = append(b, `"_meta":{`...)
 	empty := len(b)
 	b = append(b, l.meta...)
-	if token != "" {
-		b = append(appendString(append(b, `"progressToken":`...), token), ',')
+	if ex.token != "" {
+		b = append(appendString(append(b, `"progressToken":`...), ex.token), ',')
 	}
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
@@ -1523,7 +1554,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 	}()
 	var again bool
 	l, again, err = s.agree(ctx)
-	err = ceilingError(ctx, err)
+	err = s.named(ceilingError(ctx, err), "connect")
 	if err == nil && again {
 		s.mu.Lock()
 		renewed := s.renewed
@@ -1595,19 +1626,19 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	return l, last != nil, nil
 }
 
-// An answer is what a request made on another goroutine came to.
-type answer struct {
+// A reply is what a request made on another goroutine came to.
+type reply struct {
 	raw json.RawMessage
 	err error
 }
 
 // ask makes a request of the handshake on a goroutine, which ends with ctx at
-// the latest and leaves its answer in the channel.
-func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan answer {
-	c := make(chan answer, 1)
+// the latest and leaves its reply in the channel.
+func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan reply {
+	c := make(chan reply, 1)
 	wg.Go(func() {
 		raw, err := s.t.Call(ctx, req)
-		c <- answer{raw, err}
+		c <- reply{raw, err}
 	})
 	return c
 }
@@ -1646,7 +1677,7 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 // probed decides on the answer to server/discover, by the table of the
 // versioning page: a recognised modern error proves a modern server, trouble on
 // the way proves nothing, and everything else means an older revision.
-func (s *TransportSession) probed(ctx context.Context, a answer) (*ServerInfo, error) {
+func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, error) {
 	if a.err == nil {
 		switch v := mutual(a.raw, "supportedVersions"); {
 		case v == version2026:
@@ -1731,7 +1762,7 @@ func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) 
 // initialize makes the handshake of the older revisions.
 func (s *TransportSession) initialize(ctx context.Context, version string) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.initializeRequest(version))
-	return s.initialized(ctx, version, answer{raw, err})
+	return s.initialized(ctx, version, reply{raw, err})
 }
 
 func (s *TransportSession) initializeRequest(version string) *Request {
@@ -1742,7 +1773,7 @@ func (s *TransportSession) initializeRequest(version string) *Request {
 }
 
 // initialized reads an InitializeResult and ends the handshake.
-func (s *TransportSession) initialized(ctx context.Context, offered string, a answer) (*ServerInfo, error) {
+func (s *TransportSession) initialized(ctx context.Context, offered string, a reply) (*ServerInfo, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
@@ -1936,6 +1967,15 @@ func (s *TransportSession) deliver(idle chan struct{}) {
 		s.mu.Unlock()
 		f()
 	}
+}
+
+// beginProgress gives a call a token under which its progress is delivered.
+func (s *TransportSession) beginProgress(f func(Progress)) string {
+	token := "p" + strconv.FormatInt(s.token.Add(1), 10)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress[token] = f
+	return token
 }
 
 // endProgress lets what has arrived before the answer be seen before the call

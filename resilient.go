@@ -837,6 +837,12 @@ type toolReach struct {
 
 func (t *toolReach) reach(ctx context.Context) (err error) {
 	t.result, err = t.session.CallTool(ctx, t.call)
+	if err == nil && t.call.tool != nil {
+		// Here and not above, so that a promise that was not kept is an
+		// outcome of this reach, in its span and in Health.
+		t.call.checked = true
+		err = t.call.tool.check(t.result)
+	}
 	if err == nil && t.result != nil && t.result.IsError {
 		return errToolFailed
 	}
@@ -866,16 +872,6 @@ func (s *ResilientSession) String() string { return s.guard.String() }
 
 // Close closes the session below.
 func (s *ResilientSession) Close() error { return s.inner.Close() }
-
-// amend records that a layer above found the last answer to be none: a result
-// outside its schema, which only a holder of schemas can see.
-func (s *ResilientSession) amend(op string, err error) {
-	g := s.guard
-	g.mu.Lock()
-	g.health.Outcome, g.health.ErrorType, g.health.Operation = OutcomeProtocol, "protocol", op
-	g.mu.Unlock()
-	g.log(slog.LevelWarn, "protocol outcome", &operation{Operation: Operation{Name: op}}, ruling{class: OutcomeProtocol}, err)
-}
 
 func (s *ResilientSession) unwrap() Session { return s.inner }
 
