@@ -57,6 +57,15 @@ func BenchmarkScanEnvelope(b *testing.B) {
 				}
 			}
 		})
+		b.Run(c.name+"/encoding-json", func(b *testing.B) {
+			var m struct {
+				JSONRPC           string
+				ID, Result, Error json.RawMessage
+				Method            string
+				Params            json.RawMessage
+			}
+			benchUnmarshal(b, c.msg, &m)
+		})
 	}
 }
 
@@ -88,15 +97,40 @@ func BenchmarkDecodeToolResult(b *testing.B) {
 				}
 			}
 		})
+		b.Run(c.name+"/encoding-json", func(b *testing.B) {
+			var r Result
+			benchUnmarshal(b, e.result, &r)
+		})
 	}
 }
 
 func BenchmarkDecodeToolPage(b *testing.B) {
 	page := toolList(500)
-	b.SetBytes(int64(len(page)))
+	b.Run("500", func(b *testing.B) {
+		b.SetBytes(int64(len(page)))
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := decodeToolPage(page); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("500/encoding-json", func(b *testing.B) {
+		var p struct {
+			Tools      []Tool
+			NextCursor *string
+		}
+		benchUnmarshal(b, page, &p)
+	})
+}
+
+// benchUnmarshal is what there is to compare with.
+func benchUnmarshal[T any](b *testing.B, in []byte, v *T) {
+	b.SetBytes(int64(len(in)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := decodeToolPage(page); err != nil {
+		*v = *new(T)
+		if err := json.Unmarshal(in, v); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -113,6 +147,10 @@ func BenchmarkDecodeValue(b *testing.B) {
 				}
 			}
 		})
+		b.Run(name+"/encoding-json", func(b *testing.B) {
+			var v any
+			benchUnmarshal(b, in, &v)
+		})
 	}
 }
 
@@ -128,6 +166,14 @@ func BenchmarkAppendValue(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := appendValue(buf[:0], v); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(name+"/encoding-json", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := json.Marshal(v); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -275,25 +275,25 @@ func (t *RecordingTransport) receiver() (*Inbound, chan struct{}, error) {
 }
 
 // begin refuses what no transport would carry.
-func (t *RecordingTransport) begin(ctx context.Context, req *Request) (deadline, chan struct{}, error) {
+func (t *RecordingTransport) begin(ctx context.Context, req *Request) (expiry, chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
-		return deadline{}, nil, &TransportError{Reason: ReasonCancelled, Err: err}
+		return expiry{}, nil, &TransportError{Reason: ReasonCancelled, Err: err}
 	}
 	if !req.Deadline.IsZero() && !time.Now().Before(req.Deadline) {
-		return deadline{}, nil, &TransportError{Reason: ReasonTimeout}
+		return expiry{}, nil, &TransportError{Reason: ReasonTimeout}
 	}
 	if t.MaxMessageBytes > 0 && len(req.Params) > t.MaxMessageBytes {
-		return deadline{}, nil, &TransportError{Reason: ReasonLimit, Detail: "request over " + strconv.Itoa(t.MaxMessageBytes) + " bytes"}
+		return expiry{}, nil, &TransportError{Reason: ReasonLimit, Detail: "request over " + strconv.Itoa(t.MaxMessageBytes) + " bytes"}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lost == nil {
-		return deadline{}, nil, errFakeClosed()
+		return expiry{}, nil, errFakeClosed()
 	}
 	if t.slots == nil && t.MaxInFlight > 0 {
 		t.slots = make(chan struct{}, t.MaxInFlight)
 	}
-	return newDeadline(req.Deadline), t.lost, nil
+	return newExpiry(req.Deadline), t.lost, nil
 }
 
 // record writes a request down and takes its answer off the script.
@@ -398,21 +398,21 @@ func errFakeClosed() error {
 	return &TransportError{Reason: ReasonDisconnected, Detail: "not connected"}
 }
 
-// deadline is a timer that need not exist.
-type deadline struct {
+// An expiry is a timer that need not exist.
+type expiry struct {
 	c <-chan time.Time
 	t *time.Timer
 }
 
-func newDeadline(at time.Time) deadline {
+func newExpiry(at time.Time) expiry {
 	if at.IsZero() {
-		return deadline{}
+		return expiry{}
 	}
 	t := time.NewTimer(time.Until(at))
-	return deadline{t.C, t}
+	return expiry{t.C, t}
 }
 
-func (d deadline) stop() {
+func (d expiry) stop() {
 	if d.t != nil {
 		d.t.Stop()
 	}
@@ -543,9 +543,9 @@ func (s *FaultyServer) reach(method string) Fault {
 
 // pause waits as FaultSlow does.
 func (s *FaultyServer) pause(ctx context.Context) error {
-	d := deadline{}
+	d := expiry{}
 	if s.Delay > 0 {
-		d = newDeadline(time.Now().Add(s.Delay))
+		d = newExpiry(time.Now().Add(s.Delay))
 		defer d.stop()
 	}
 	select {

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-func opened(t *testing.T, rt *RecordingTransport) *RecordingTransport {
+func openFake(t *testing.T, rt *RecordingTransport) *RecordingTransport {
 	t.Helper()
 	if fresh, err := rt.Open(t.Context(), Inbound{}); !fresh || err != nil {
 		t.Fatalf("Open = %v, %v, want a fresh connection", fresh, err)
@@ -39,7 +39,7 @@ func wantReason(t *testing.T, err error, reason Reason, sent bool) *TransportErr
 }
 
 func TestRecordingTransportAnswers(t *testing.T) {
-	rt := opened(t, NewRecordingTransport(map[string]any{
+	rt := openFake(t, NewRecordingTransport(map[string]any{
 		"map":       map[string]any{"a": 1},
 		"raw":       json.RawMessage(`{"id":9007199254740993}`),
 		"nil":       nil,
@@ -122,7 +122,7 @@ func TestRecordingTransportAnswers(t *testing.T) {
 }
 
 func TestRecordingTransportRecords(t *testing.T) {
-	rt := opened(t, new(RecordingTransport))
+	rt := openFake(t, new(RecordingTransport))
 	rt.Script("tools/call", map[string]any{})
 	params := json.RawMessage(`{"name":"t","n":2}`)
 	if _, err := rt.Call(t.Context(), &Request{Method: "tools/call", Params: params, Version: version2511, Name: "t", Header: map[string]string{"A": "b"}}); err != nil {
@@ -211,7 +211,7 @@ func TestRecordingTransportTime(t *testing.T) {
 			"ctx":  func(ctx context.Context, _ json.RawMessage) (any, error) { <-ctx.Done(); return nil, ctx.Err() },
 		})
 		rt.MaxInFlight = 1
-		opened(t, rt)
+		openFake(t, rt)
 		start := time.Now()
 		after := func(d time.Duration) {
 			t.Helper()
@@ -269,7 +269,7 @@ func TestRecordingTransportTime(t *testing.T) {
 func TestRecordingTransportLimits(t *testing.T) {
 	rt := NewRecordingTransport(map[string]any{"big": strings.Repeat("x", 100)})
 	rt.MaxMessageBytes = 100
-	opened(t, rt)
+	openFake(t, rt)
 	_, err := rt.Call(t.Context(), &Request{Method: "big"})
 	wantReason(t, err, ReasonLimit, true)
 	_, err = rt.Call(t.Context(), &Request{Method: "ping", Params: bytes.Repeat([]byte(" "), 101)})
@@ -282,7 +282,7 @@ func TestRecordingTransportLimits(t *testing.T) {
 // A scripted function that ends its goroutine, as t.FailNow does, must not
 // leave its caller waiting.
 func TestRecordingTransportGoexit(t *testing.T) {
-	rt := opened(t, NewRecordingTransport(map[string]any{
+	rt := openFake(t, NewRecordingTransport(map[string]any{
 		"exit": func(json.RawMessage) (any, error) { runtime.Goexit(); return nil, nil },
 	}))
 	_, err := rt.Call(t.Context(), &Request{Method: "exit"})

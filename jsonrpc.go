@@ -59,14 +59,20 @@ func scanEnvelope(b []byte) (envelope, error) {
 		return envelope{}, err
 	}
 	e.params, e.err = unlessNull(e.params), unlessNull(e.err)
-	answers := e.result != nil || e.err != nil
-	switch {
-	case version != "2.0", e.result != nil && e.err != nil, answers && e.method != "":
-		return envelope{}, errSyntax
-	case len(e.id) > 0 && e.id[0] != '"' && e.id[0] != 'n' && bytes.Trim(e.id, "-0123456789") != nil:
+	both := e.result != nil && e.err != nil || e.method != "" && (e.result != nil || e.err != nil)
+	if version != "2.0" || both || !validID(e.id) {
 		return envelope{}, errSyntax
 	}
 	return e, nil
+}
+
+// validID reports whether id, a JSON value or absent, is a string, an integer or
+// null.
+func validID(id []byte) bool {
+	if len(id) == 0 || id[0] == '"' || id[0] == 'n' {
+		return true
+	}
+	return digits(id, len(id)-len(bytes.TrimPrefix(id, []byte("-")))) == len(id)
 }
 
 // scanBatch cuts a JSON array into its elements, which lie in b. ok is false if
@@ -82,20 +88,10 @@ func scanBatch(b []byte) (elems []json.RawMessage, ok bool) {
 
 // intID returns the id as a number of ours: 7, or the text "7".
 func intID(id json.RawMessage) (n int64, ok bool) {
-	if len(id) > 2 && id[0] == '"' && id[len(id)-1] == '"' {
-		id = id[1 : len(id)-1]
-	}
-	if len(id) == 0 || len(id) > 1 && id[0] == '0' {
-		return 0, false
-	}
-	for _, c := range id {
-		d := int64(c) - '0'
-		if d < 0 || d > 9 || n > (math.MaxInt64-d)/10 {
-			return 0, false
-		}
-		n = n*10 + d
-	}
-	return n, true
+	text := string(bytes.Trim(id, `"`))
+	n, err := strconv.ParseInt(text, 10, 64)
+	var buf [20]byte
+	return n, err == nil && n >= 0 && string(strconv.AppendInt(buf[:0], n, 10)) == text
 }
 
 // peekID finds the id of a message that carries a result or an error, looking
@@ -107,29 +103,12 @@ func peekID(b []byte) (n int64, ok bool) {
 	var id []byte
 	answer := false
 	for s.open('{'); s.more('}'); {
-		switch string(s.key()) {
-		case "id":
-			if id != nil {
-				return 0, false
-			}
+		switch key := s.key(); {
+		case string(key) == "id" && id == nil:
 			id = s.raw()
-			if s.i == len(b) { // a number that may go on
-				return 0, false
-			}
-		case "method":
-			if unlessNull(s.raw()) != nil {
-				return 0, false
-			}
-		case "result":
-			answer = true
-			if id == nil {
-				s.skip()
-			}
-		case "error":
-			if c := s.peek(); c == 'n' || c == 0 {
-				s.skip()
-				break
-			}
+		case string(key) == "id", string(key) == "method" && s.peek() != 'n':
+			return 0, false
+		case string(key) == "result", string(key) == "error" && s.peek() != 'n':
 			answer = true
 			if id == nil {
 				s.skip()
@@ -137,7 +116,7 @@ func peekID(b []byte) (n int64, ok bool) {
 		default:
 			s.skip()
 		}
-		if answer && id != nil && s.err == nil {
+		if answer && id != nil && s.i < len(b) { // at the end a number might go on
 			return intID(id)
 		}
 	}
@@ -155,10 +134,8 @@ func decodeError(b []byte) (*RPCError, error) {
 	if err != nil {
 		return nil, errSyntax
 	}
-	e := &RPCError{Code: n, Message: message}
-	if len(message) > rawLimit { // the cut may halve a character
-		e.Message = strings.ToValidUTF8(string(clip([]byte(message[:rawLimit]))), "")
-	}
+	message = strings.ToValidUTF8(message[:min(len(message), rawLimit)], "") // the cut may halve a character
+	e := &RPCError{Code: n, Message: strings.Clone(message)}
 	if len(data) <= dataLimit {
 		e.Data = bytes.Clone(unlessNull(data))
 	}
@@ -206,7 +183,7 @@ func (s *scanner) block() (c Content) {
 			s.fail(errSyntax)
 		}
 	}
-	if s.err == nil && (rest || c.Type != "text" || c.Data+c.MIMEType+c.URI+c.Name != "") {
+	if s.err == nil && (rest || c.Type != "text" || c.Data != "" || c.MIMEType != "" || c.URI != "" || c.Name != "") {
 		c.Raw = bytes.Clone(s.b[start:s.i])
 	}
 	return c
@@ -454,7 +431,6 @@ type scanner struct {
 	text  string // b, if strings are to be cut out of it rather than copied
 	i     int    // the cursor
 	depth int    // how many levels may still be opened
-	first bool   // nothing has been taken yet from what was opened last
 	err   error
 }
 
@@ -498,17 +474,18 @@ func (s *scanner) open(c byte) {
 	default:
 		s.i++
 		s.depth--
-		s.first = true
 	}
 }
 
-// more reports whether what was opened goes on, and leaves it if not.
+// more reports whether what was opened goes on, and leaves it if not. Nothing has
+// been taken from it yet if the bracket stands before the cursor: no value ends
+// with one.
 func (s *scanner) more(end byte) bool {
-	first := s.first
-	s.first = false
-	switch c := s.peek(); {
-	case s.err != nil:
+	if s.err != nil {
 		return false
+	}
+	first := s.b[s.i-1] == end-2 // '{' and '}', '[' and ']' are two apart
+	switch c := s.peek(); {
 	case c == end:
 		s.i++
 		s.depth++
@@ -553,22 +530,25 @@ func (s *scanner) quoted() []byte {
 	return s.b[start : s.i-1]
 }
 
-// string takes a string.
+// string takes a string. What is not UTF-8, or half a surrogate pair, becomes
+// U+FFFD.
 func (s *scanner) string() string {
 	raw := s.quoted()
-	switch {
-	case bytes.IndexByte(raw, '\\') >= 0 || !utf8.Valid(raw):
-		return unquote(raw)
-	case s.text != "" && raw != nil:
-		return s.text[s.i-1-len(raw) : s.i-1]
+	end := s.i - 1
+	valid := utf8.Valid(raw)
+	if !valid {
+		raw = bytes.Map(func(r rune) rune { return r }, raw)
 	}
-	switch string(raw) { // without allocating
-	case "2.0":
-		return "2.0"
-	case "text":
-		return "text"
-	case "complete":
-		return "complete"
+	switch {
+	case bytes.IndexByte(raw, '\\') >= 0:
+		return unquote(raw)
+	case s.text != "" && raw != nil && valid:
+		return s.text[end-len(raw) : end]
+	}
+	for _, word := range [...]string{"2.0", "text", "complete"} { // need no memory
+		if string(raw) == word {
+			return word
+		}
 	}
 	return string(raw)
 }
@@ -616,15 +596,16 @@ func skip(b []byte, i, depth int) int {
 		if depth == 0 {
 			return tooDeep
 		}
-		return skipNested(b, i+1, depth-1, c+2) // the brackets are two apart
-	case 't':
-		return skipWord(b, i, "true")
-	case 'f':
-		return skipWord(b, i, "false")
-	case 'n':
-		return skipWord(b, i, "null")
+		return skipNested(b, i+1, depth-1, c+2)
+	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+		return skipNumber(b, i)
 	}
-	return skipNumber(b, i)
+	for _, word := range [...]string{"true", "false", "null"} {
+		if bytes.HasPrefix(b[i:], []byte(word)) {
+			return i + len(word)
+		}
+	}
+	return broken
 }
 
 // skipNested skips the rest of an object or array.
@@ -665,13 +646,6 @@ func space(b []byte, i int) int {
 	return i
 }
 
-func skipWord(b []byte, i int, word string) int {
-	if len(b)-i < len(word) || string(b[i:i+len(word)]) != word {
-		return broken
-	}
-	return i + len(word)
-}
-
 // skipNumber skips -?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?
 func skipNumber(b []byte, i int) int {
 	if b[i] == '-' {
@@ -708,11 +682,10 @@ func digits(b []byte, i int) int {
 	return i
 }
 
-// After a backslash the letters stand for the characters, one by one.
-const (
-	escapeLetters    = `"\/bfnrt`
-	escapeCharacters = "\"\\/\b\f\n\r\t"
-)
+// escapes holds what a letter after a backslash stands for, and the letter for
+// what needs one.
+var escapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t',
+	'\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
 
 // skipString skips the rest of a string.
 func skipString(b []byte, i int) int {
@@ -727,7 +700,7 @@ func skipString(b []byte, i int) int {
 			return broken
 		case b[i+1] == 'u' && hex4(b[i+2:]) >= 0:
 			i += 6
-		case strings.IndexByte(escapeLetters, b[i+1]) >= 0:
+		case b[i+1] > ' ' && escapes[b[i+1]] != 0:
 			i += 2
 		default:
 			return broken
@@ -758,41 +731,33 @@ func special[T []byte | string](b T, i int) int {
 }
 
 // hex4 returns the value of four hexadecimal digits, -1 if there are not four.
-func hex4(b []byte) (r rune) {
+func hex4(b []byte) rune {
 	if len(b) < 4 {
 		return -1
 	}
-	for _, c := range b[:4] {
-		d := strings.IndexByte("0123456789abcdef", c|0x20)
-		if d < 0 || c < '0' {
-			return -1
-		}
-		r = r<<4 | rune(d)
+	n, err := strconv.ParseUint(string(b[:4]), 16, 16)
+	if err != nil {
+		return -1
 	}
-	return r
+	return rune(n)
 }
 
-// unquote decodes what stands between the quotes of a string that was skipped.
-// What is not UTF-8, and half a surrogate pair, become U+FFFD.
+// unquote resolves the escapes in what stands between the quotes of a string
+// that was skipped.
 func unquote(raw []byte) string {
 	var t strings.Builder
 	t.Grow(len(raw))
 	for {
-		run, rest, escaped := bytes.Cut(raw, []byte{'\\'})
-		if utf8.Valid(run) {
-			t.Write(run)
-		} else {
-			for _, r := range string(run) {
-				t.WriteRune(r)
-			}
-		}
-		if !escaped {
+		n := bytes.IndexByte(raw, '\\')
+		if n < 0 {
+			t.Write(raw)
 			return t.String()
 		}
-		c := rest[0]
-		raw = rest[1:]
+		t.Write(raw[:n])
+		c := raw[n+1]
+		raw = raw[n+2:]
 		if c != 'u' {
-			t.WriteByte(escapeCharacters[strings.IndexByte(escapeLetters, c)])
+			t.WriteByte(escapes[c])
 			continue
 		}
 		r := hex4(raw)
@@ -809,7 +774,7 @@ func unquote(raw []byte) string {
 // appendString appends s as a JSON string. Invalid UTF-8 becomes U+FFFD.
 func appendString(dst []byte, s string) []byte {
 	if !utf8.ValidString(s) {
-		s = string([]rune(s))
+		s = strings.Map(func(r rune) rune { return r }, s)
 	}
 	dst = append(dst, '"')
 	for {
@@ -818,8 +783,8 @@ func appendString(dst []byte, s string) []byte {
 		if i == len(s) {
 			return append(dst, '"')
 		}
-		if n := strings.IndexByte(escapeCharacters, s[i]); n >= 0 {
-			dst = append(dst, '\\', escapeLetters[n])
+		if c := escapes[s[i]]; c != 0 {
+			dst = append(dst, '\\', c)
 		} else {
 			const hex = "0123456789abcdef"
 			dst = append(dst, '\\', 'u', '0', '0', hex[s[i]>>4], hex[s[i]&15])
@@ -865,31 +830,26 @@ func appendAny(dst []byte, v any, depth int) ([]byte, error) {
 			return append(dst, v...), nil
 		}
 	case json.RawMessage:
-		if i := skip(v, 0, depth); i == len(v) && utf8.Valid(v) && !bytes.ContainsAny(v, "\r\n") {
+		if i := skip(v, 0, depth); i == len(v) && utf8.Valid(v) && bytes.IndexByte(v, '\n') < 0 && bytes.IndexByte(v, '\r') < 0 {
 			return append(dst, v...), nil
 		}
 	case map[string]any:
-		if v != nil {
-			return appendMap(dst, v, depth)
-		}
+		return appendMap(dst, v, depth)
 	case map[string]string:
-		if v != nil {
-			return appendMap(dst, v, depth)
-		}
+		return appendMap(dst, v, depth)
 	case []any:
-		if v != nil {
-			return appendSlice(dst, v, depth)
-		}
+		return appendSlice(dst, v, depth)
 	case []string:
-		if v != nil {
-			return appendSlice(dst, v, depth)
-		}
+		return appendSlice(dst, v, depth)
 	}
 	b, err := json.Marshal(v)
 	return append(dst, bytes.ToValidUTF8(b, []byte("\uFFFD"))...), err
 }
 
 func appendMap[V any](dst []byte, m map[string]V, depth int) (_ []byte, err error) {
+	if m == nil {
+		return append(dst, "null"...), nil
+	}
 	var few [16]string
 	keys := few[:0]
 	for k := range m {
@@ -910,6 +870,9 @@ func appendMap[V any](dst []byte, m map[string]V, depth int) (_ []byte, err erro
 }
 
 func appendSlice[V any](dst []byte, vs []V, depth int) (_ []byte, err error) {
+	if vs == nil {
+		return append(dst, "null"...), nil
+	}
 	dst = append(dst, '[')
 	for i, v := range vs {
 		if i > 0 {

@@ -13,7 +13,9 @@ const childEnv = "MCP_TEST_CHILD"
 // children are the behaviours. Each gets the arguments after argv[0] and
 // returns the exit status.
 var children = map[string]func(args []string) int{
-	"contract": contractChild,
+	"case":            caseChild,
+	"case-grandchild": caseGrandchild,
+	"contract":        contractChild,
 }
 
 func TestMain(m *testing.M) {

@@ -405,8 +405,8 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	if o.end <= now || ctx.Err() != nil {
 		return ticket{}, 0, g.ended(o, gone(ctx))
 	}
-	if bound == math.MaxInt64 { // nothing bounds the reach, but a probe's lease has to end
-		bound = max(0, g.cfg.CallTimeout)
+	if o.Timeout < 0 { // no ceiling for the reach, but one for its lease if it is a probe
+		bound = min(bound, max(0, g.cfg.CallTimeout))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -572,15 +572,18 @@ func (g *Guard) dress(o *operation, r ruling, err error) error {
 		return nil
 	case r.again == ended:
 		return g.ended(o, r.class == OutcomeCancelled)
-	case r.class != OutcomeTimeout || errors.Is(err, ReasonTimeout):
+	case r.class != OutcomeTimeout:
 		return err
 	}
-	// The ceiling passed, and the session speaks of its context, in which a
-	// caller would see a deadline of its own.
 	e := &TransportError{Sent: r.sent}
-	if te, ok := err.(*TransportError); ok {
+	if te, ok := origins(err).(*TransportError); ok {
+		if te.Reason == ReasonTimeout {
+			return err
+		}
 		*e = *te
 	}
+	// The session speaks of its context, in which the caller would see a
+	// deadline of its own.
 	e.Reason, e.Detail, e.Err = ReasonTimeout, "no answer within "+o.Timeout.String(), nil
 	return e
 }
