@@ -1261,6 +1261,9 @@ func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.Raw
 			return nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
 		}
 		ex.req = Request{Method: ex.method, Params: *buf, Version: l.version, Name: ex.name}
+		if len(*buf) == len("{}") {
+			ex.req.Params = nil
+		}
 		if ex.call != nil {
 			ex.req.Header = ex.call.header
 		}
@@ -1695,10 +1698,14 @@ func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, er
 		case -32020, -32021:
 			return nil, a.err
 		case -32022:
-			if v := mutual(re.Data, "supported"); v != "" && v != version2026 {
+			switch v := mutual(re.Data, "supported"); v {
+			case "":
+				return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
+			case version2026:
+				return s.discover(ctx)
+			default:
 				return s.initialize(ctx, v)
 			}
-			return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
 		}
 		return s.initialize(ctx, version2511)
 	}
@@ -1721,10 +1728,14 @@ func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, er
 	return s.initialize(ctx, version2511)
 }
 
-// discover makes the modern handshake, which is one question.
+// discover makes the modern handshake, which is one question. A server that
+// refuses our revision and lists it all the same is asked once more.
 func (s *TransportSession) discover(ctx context.Context) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.discoverRequest())
 	var re *RPCError
+	if errors.As(err, &re) && re.Code == -32022 && mutual(re.Data, "supported") == version2026 {
+		raw, err = s.t.Call(ctx, s.discoverRequest())
+	}
 	if errors.As(err, &re) && re.Code == -32601 {
 		return &ServerInfo{Protocol: version2026}, nil // it must implement it, but need not to be of use
 	}
