@@ -906,7 +906,7 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	args, ok := v.(map[string]any)
 	if v == nil {
 		args = map[string]any{}
-	} else if !ok || !plain(args, 0) {
+	} else if !ok || !isPlain(args, 0) {
 		b, err := appendValue(nil, v)
 		if err == nil {
 			v, err = decodeValue(b)
@@ -970,22 +970,22 @@ func (t *adopted) check(r *Result) error {
 	return fail("the structured content does not fit the tool's output schema", issues)
 }
 
-// plain reports whether v holds nothing but what a JSON decoder yields, or the
+// isPlain reports whether v holds nothing but what a JSON decoder yields, or the
 // numbers that callers write by hand.
-func plain(v any, depth int) bool {
+func isPlain(v any, depth int) bool {
 	switch v := v.(type) {
 	case nil, string, bool, json.Number, float64, int, int64:
 		return true
 	case []any:
 		for _, e := range v {
-			if depth > maxPlainDepth || !plain(e, depth+1) {
+			if depth > maxPlainDepth || !isPlain(e, depth+1) {
 				return false
 			}
 		}
 		return true
 	case map[string]any:
 		for _, e := range v {
-			if depth > maxPlainDepth || !plain(e, depth+1) {
+			if depth > maxPlainDepth || !isPlain(e, depth+1) {
 				return false
 			}
 		}

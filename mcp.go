@@ -1061,14 +1061,14 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if ceiling <= 0 {
 			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
 		}
-		ex := exchange{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
+		d := dialog{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
 			if cursor != nil {
 				b = append(b, `"cursor":`...)
 				b = append(appendString(b, *cursor), ',')
 			}
 			return b, nil
 		}}
-		raw, err := s.exchange(ctx, &ex)
+		raw, err := s.converse(ctx, &d)
 		if err != nil {
 			return err
 		}
@@ -1079,7 +1079,7 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		if detail != "" {
 			err = s.failure(method, reason, detail, raw)
 		}
-		ex.req.release()
+		d.req.release()
 		if err != nil || cursor == nil {
 			return err
 		}
@@ -1117,16 +1117,16 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 // [Config.CallTimeout]. Requests for input that come back instead of a result
 // are answered by [Options.Handlers], whose time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
-	ex := exchange{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
-	raw, err := s.exchange(ctx, &ex)
+	d := dialog{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
+	raw, err := s.converse(ctx, &d)
 	if err != nil {
 		return nil, err
 	}
 	r, err := decodeToolResult(raw)
 	if err != nil || r.noContent {
-		err = s.failure(ex.method, ReasonProtocol, "the result is not one of a tool", raw)
+		err = s.failure(d.method, ReasonProtocol, "the result is not one of a tool", raw)
 	}
-	ex.req.release()
+	d.req.release()
 	if err != nil {
 		return nil, err
 	}
@@ -1137,29 +1137,29 @@ func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, e
 // or a *[json.RawMessage]. Params encode to a JSON object, or are nil. It is
 // bounded by [Config.CallTimeout].
 func (s *TransportSession) Request(ctx context.Context, method string, params, out any) error {
-	ex := exchange{method: method, ceiling: s.cfg.CallTimeout}
+	d := dialog{method: method, ceiling: s.cfg.CallTimeout}
 	if params != nil {
 		b, err := appendValue(nil, params)
 		if err != nil || len(b) < 2 || b[0] != '{' {
 			return s.failure(method, ReasonProtocol, "params must encode to a JSON object", nil)
 		}
 		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
-			if name, _ := decodeValue(member(b, key)); ex.name == "" {
-				ex.name, _ = name.(string)
+			if name, _ := decodeValue(member(b, key)); d.name == "" {
+				d.name, _ = name.(string)
 			}
 		}
-		ex.params = func(dst []byte) ([]byte, error) {
+		d.params = func(dst []byte) ([]byte, error) {
 			if inner := bytes.TrimSpace(b[1 : len(b)-1]); len(inner) > 0 {
 				dst = append(append(dst, inner...), ',')
 			}
 			return dst, nil
 		}
 	}
-	raw, err := s.exchange(ctx, &ex)
+	raw, err := s.converse(ctx, &d)
 	if err != nil {
 		return err
 	}
-	defer ex.req.release()
+	defer d.req.release()
 	switch out := out.(type) {
 	case nil:
 	case *json.RawMessage:
@@ -1224,8 +1224,8 @@ func (s *TransportSession) malformed() int {
 	return s.badTools
 }
 
-// An exchange is one request, with all the rounds that it takes.
-type exchange struct {
+// A dialog is one request, with all the rounds that it takes.
+type dialog struct {
 	method  string
 	name    string
 	call    *Call // of tools/call; nil otherwise
@@ -1238,13 +1238,13 @@ type exchange struct {
 	req     Request // of the latest round
 }
 
-// exchange connects if need be, sends the request and returns the result; the
-// caller releases ex.req when it has decoded it. What certainly was not run
+// converse connects if need be, sends the request and returns the result; the
+// caller releases d.req when it has decoded it. What certainly was not run
 // because the connection was gone is sent once more on a new one.
-func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.RawMessage, error) {
-	if ex.call != nil && ex.call.OnProgress != nil {
-		ex.token = s.beginProgress(ex.call.OnProgress)
-		defer s.endProgress(ctx, ex.token)
+func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMessage, error) {
+	if d.call != nil && d.call.OnProgress != nil {
+		d.token = s.beginProgress(d.call.OnProgress)
+		defer s.endProgress(ctx, d.token)
 	}
 	buf, _ := s.buffers.Get().(*[]byte)
 	if buf == nil {
@@ -1257,17 +1257,17 @@ func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.Raw
 		if err != nil {
 			return nil, err
 		}
-		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, ex); err != nil {
-			return nil, s.failure(ex.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
+			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
 		}
-		ex.req = Request{Method: ex.method, Params: *buf, Version: l.version, Name: ex.name}
+		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
 		if len(*buf) == len("{}") {
-			ex.req.Params = nil
+			d.req.Params = nil
 		}
-		if ex.call != nil {
-			ex.req.Header = ex.call.header
+		if d.call != nil {
+			d.req.Header = d.call.header
 		}
-		raw, err := s.send(ctx, &ex.req, ex.ceiling)
+		raw, err := s.send(ctx, &d.req, d.ceiling)
 		if err != nil {
 			if s.lost(l, err) && !again {
 				again = true
@@ -1282,14 +1282,14 @@ func (s *TransportSession) exchange(ctx context.Context, ex *exchange) (json.Raw
 		case kind == "complete":
 			return raw, nil
 		case kind != "input_required":
-			err = s.failure(ex.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
+			err = s.failure(d.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
 		case round > maxRounds:
-			err = s.failure(ex.method, ReasonLimit, "the server asks for input again and again", nil)
+			err = s.failure(d.method, ReasonLimit, "the server asks for input again and again", nil)
 		default:
-			err = s.answerInput(ctx, ex, raw, round)
+			err = s.answerInput(ctx, d, raw, round)
 		}
 		round++
-		ex.req.release()
+		d.req.release()
 		if err != nil {
 			return nil, err
 		}
@@ -1367,39 +1367,39 @@ func (s *TransportSession) lost(l *link, err error) bool {
 	return false
 }
 
-// appendParams appends the params of one round of ex.
-func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, ex *exchange) ([]byte, error) {
+// appendParams appends the params of one round of d.
+func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, d *dialog) ([]byte, error) {
 	var err error
 	b = append(b, '{')
-	if ex.params != nil {
-		if b, err = ex.params(b); err != nil {
+	if d.params != nil {
+		if b, err = d.params(b); err != nil {
 			return nil, err
 		}
 	}
 	var key string
 	var meta map[string]any
-	if ex.call != nil {
-		b = append(appendString(append(b, `"name":`...), ex.call.Tool), `,"arguments":`...)
-		if ex.call.Arguments == nil {
+	if d.call != nil {
+		b = append(appendString(append(b, `"name":`...), d.call.Tool), `,"arguments":`...)
+		if d.call.Arguments == nil {
 			b = append(b, "{}"...)
-		} else if b, err = appendValue(b, ex.call.Arguments); err != nil {
+		} else if b, err = appendValue(b, d.call.Arguments); err != nil {
 			return nil, err
 		}
 		b = append(b, ',')
-		key, meta = ex.call.IdempotencyKey, ex.call.Meta
+		key, meta = d.call.IdempotencyKey, d.call.Meta
 	}
-	if ex.answers != nil {
-		b = append(append(append(b, `"inputResponses":`...), ex.answers...), ',')
+	if d.answers != nil {
+		b = append(append(append(b, `"inputResponses":`...), d.answers...), ',')
 	}
-	if ex.state != nil {
-		b = append(appendString(append(b, `"requestState":`...), *ex.state), ',')
+	if d.state != nil {
+		b = append(appendString(append(b, `"requestState":`...), *d.state), ',')
 	}
 	start := len(b)
 	b = append(b, `"_meta":{`...)
 	empty := len(b)
 	b = append(b, l.meta...)
-	if ex.token != "" {
-		b = append(appendString(append(b, `"progressToken":`...), ex.token), ',')
+	if d.token != "" {
+		b = append(appendString(append(b, `"progressToken":`...), d.token), ',')
 	}
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
@@ -1435,46 +1435,46 @@ const metaPrefix = "io.modelcontextprotocol/"
 
 // answerInput has the handlers answer a result that asks for input, so that the
 // next round carries the answers (MCP 2026-07-28, multi round-trip requests).
-func (s *TransportSession) answerInput(ctx context.Context, ex *exchange, raw json.RawMessage, round int) error {
-	ex.answers, ex.state = nil, nil
+func (s *TransportSession) answerInput(ctx context.Context, d *dialog, raw json.RawMessage, round int) error {
+	d.answers, d.state = nil, nil
 	if v := member(raw, "requestState"); v != nil {
 		text, err := decodeValue(v)
 		state, ok := text.(string)
 		if err != nil || !ok {
-			return s.failure(ex.method, ReasonProtocol, "requestState is not a text", raw)
+			return s.failure(d.method, ReasonProtocol, "requestState is not a text", raw)
 		}
-		ex.state = &state
+		d.state = &state
 	}
 	asked := member(raw, "inputRequests")
 	if asked == nil {
-		if ex.state == nil {
-			return s.failure(ex.method, ReasonProtocol, "input is required, and none is named", raw)
+		if d.state == nil {
+			return s.failure(d.method, ReasonProtocol, "input is required, and none is named", raw)
 		}
-		return s.pause(ctx, ex.method, time.Duration(round)*50*time.Millisecond)
+		return s.pause(ctx, d.method, time.Duration(round)*50*time.Millisecond)
 	}
 	v, err := decodeValue(asked)
 	requests, ok := v.(map[string]any)
 	if err != nil || !ok {
-		return s.failure(ex.method, ReasonProtocol, "inputRequests is not an object", raw)
+		return s.failure(d.method, ReasonProtocol, "inputRequests is not an object", raw)
 	}
-	ex.answers = []byte{'{'}
+	d.answers = []byte{'{'}
 	for _, k := range slices.Sorted(maps.Keys(requests)) {
 		r, _ := requests[k].(map[string]any)
 		method, _ := r["method"].(string)
 		params, err := appendValue(nil, r["params"])
 		if err != nil || s.o.Handlers[method] == nil {
-			return s.failure(ex.method, ReasonProtocol, "the server asks for input that we did not declare", raw)
+			return s.failure(d.method, ReasonProtocol, "the server asks for input that we did not declare", raw)
 		}
 		answer, err := s.handle(ctx, method, params)
 		if err != nil {
-			return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: ex.method}, Reason: ReasonCancelled, Sent: true, Detail: "the handler for " + method + " failed", Err: err}
+			return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Reason: ReasonCancelled, Sent: true, Detail: "the handler for " + method + " failed", Err: err}
 		}
-		if len(ex.answers) > 1 {
-			ex.answers = append(ex.answers, ',')
+		if len(d.answers) > 1 {
+			d.answers = append(d.answers, ',')
 		}
-		ex.answers = append(append(appendString(ex.answers, k), ':'), answer...)
+		d.answers = append(append(appendString(d.answers, k), ':'), answer...)
 	}
-	ex.answers = append(ex.answers, '}')
+	d.answers = append(d.answers, '}')
 	return nil
 }
 
@@ -1623,25 +1623,23 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	if l.version == version2026 {
 		l.meta = s.modernMeta()
 	}
-	if s.cfg.Watch {
-		s.watch(l)
-	}
+	s.watch(l)
 	return l, last != nil, nil
 }
 
-// A reply is what a request made on another goroutine came to.
-type reply struct {
+// A heard is what a request made on another goroutine came to.
+type heard struct {
 	raw json.RawMessage
 	err error
 }
 
 // ask makes a request of the handshake on a goroutine, which ends with ctx at
 // the latest and leaves its reply in the channel.
-func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan reply {
-	c := make(chan reply, 1)
+func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan heard {
+	c := make(chan heard, 1)
 	wg.Go(func() {
 		raw, err := s.t.Call(ctx, req)
-		c <- reply{raw, err}
+		c <- heard{raw, err}
 	})
 	return c
 }
@@ -1680,7 +1678,7 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 // probed decides on the answer to server/discover, by the table of the
 // versioning page: a recognised modern error proves a modern server, trouble on
 // the way proves nothing, and everything else means an older revision.
-func (s *TransportSession) probed(ctx context.Context, a reply) (*ServerInfo, error) {
+func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, error) {
 	if a.err == nil {
 		switch v := mutual(a.raw, "supportedVersions"); {
 		case v == version2026:
@@ -1761,19 +1759,19 @@ func (s *TransportSession) known(version string) {
 // discovered reads a DiscoverResult.
 func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) {
 	s.known(version2026)
-	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: text(raw, "instructions")}
+	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: textMember(raw, "instructions")}
 	who := member(member(raw, "_meta"), metaPrefix+"serverInfo")
 	if who == nil {
 		who = member(raw, "serverInfo")
 	}
-	info.Name, info.Title, info.Version = text(who, "name"), text(who, "title"), text(who, "version")
+	info.Name, info.Title, info.Version = textMember(who, "name"), textMember(who, "title"), textMember(who, "version")
 	return info, nil
 }
 
 // initialize makes the handshake of the older revisions.
 func (s *TransportSession) initialize(ctx context.Context, version string) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.initializeRequest(version))
-	return s.initialized(ctx, version, reply{raw, err})
+	return s.initialized(ctx, version, heard{raw, err})
 }
 
 func (s *TransportSession) initializeRequest(version string) *Request {
@@ -1784,18 +1782,18 @@ func (s *TransportSession) initializeRequest(version string) *Request {
 }
 
 // initialized reads an InitializeResult and ends the handshake.
-func (s *TransportSession) initialized(ctx context.Context, offered string, a reply) (*ServerInfo, error) {
+func (s *TransportSession) initialized(ctx context.Context, offered string, a heard) (*ServerInfo, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
-	version := text(a.raw, "protocolVersion")
+	version := textMember(a.raw, "protocolVersion")
 	if !slices.Contains(revisions[1:], version) {
 		return nil, s.failure("initialize", ReasonProtocol, "the server answered with a revision that we do not speak", a.raw)
 	}
 	who := member(a.raw, "serverInfo")
 	info := &ServerInfo{
-		Name: text(who, "name"), Title: text(who, "title"), Version: text(who, "version"), Protocol: version,
-		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: text(a.raw, "instructions"),
+		Name: textMember(who, "name"), Title: textMember(who, "title"), Version: textMember(who, "version"), Protocol: version,
+		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: textMember(a.raw, "instructions"),
 	}
 	if err := s.t.Notify(ctx, &Request{Method: "notifications/initialized", Version: version}); err != nil {
 		return nil, err
@@ -1821,8 +1819,8 @@ func mutual(raw json.RawMessage, key string) string {
 	return ""
 }
 
-// text returns a text member of an object, "" if there is none, cut short.
-func text(raw json.RawMessage, key string) string {
+// textMember returns a text member of an object, "" if there is none, cut short.
+func textMember(raw json.RawMessage, key string) string {
 	v, _ := decodeValue(member(raw, key))
 	t, _ := v.(string)
 	if len(t) > 64<<10 {
@@ -1877,7 +1875,7 @@ func (s *TransportSession) requested(ctx context.Context, method string, params 
 	if s.o.Handlers[method] == nil {
 		return nil, &RPCError{Code: -32601, Message: "method not found"}
 	}
-	if mode := text(params, "mode"); method == "elicitation/create" && mode != "" && mode != "form" {
+	if mode := textMember(params, "mode"); method == "elicitation/create" && mode != "" && mode != "form" {
 		return nil, &RPCError{Code: -32602, Message: "this mode was not declared"}
 	}
 	return s.handle(ctx, method, params)
@@ -1930,7 +1928,7 @@ func (s *TransportSession) notified(method string, params json.RawMessage) {
 		s.changed = true
 		s.mu.Unlock()
 	case "notifications/progress":
-		token := text(params, "progressToken")
+		token := textMember(params, "progressToken")
 		s.mu.Lock()
 		f := s.progress[token]
 		s.mu.Unlock()
@@ -2014,17 +2012,19 @@ func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
 	}
 }
 
-// watch keeps a stream open on which the server announces changes.
+// watch keeps a stream open on which the server announces changes, if it is to
+// be watched. Up to 2025-11-25, a server may also send its requests there, so
+// that whoever has handlers listens too.
 func (s *TransportSession) watch(l *link) {
 	if l.version != version2026 {
-		if t, ok := s.t.(listener); ok {
+		if t, ok := s.t.(listener); ok && (s.cfg.Watch || len(s.o.Handlers) > 0) {
 			t.listen(l.version)
 		}
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.unwatch != nil || s.closed {
+	if !s.cfg.Watch || s.unwatch != nil || s.closed {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -647,10 +647,18 @@ level=WARN msg="mcp: protocol outcome" server=s op=tools/call class=protocol att
 	})
 }
 
-func TestAmend(t *testing.T) {
+// brokenPromise is a check that no result passes.
+type brokenPromise struct{}
+
+func (brokenPromise) check(*Result) error { return &ProtocolError{Detail: "missing"} }
+
+// A result outside its schema is an outcome of the reach that brought it.
+func TestBrokenPromise(t *testing.T) {
 	var b bytes.Buffer
 	s := NewResilientSession(&fakeSession{}, Config{Name: "s"}, &Options{Logger: slog.New(slog.NewTextHandler(&b, nil))})
-	s.amend("tools/call", &ProtocolError{Detail: "missing"})
+	if _, err := s.CallTool(t.Context(), &Call{Tool: "x", tool: brokenPromise{}}); !errors.Is(err, ReasonProtocol) {
+		t.Errorf("CallTool: %v", err)
+	}
 	if h := s.Health(); h.Outcome != OutcomeProtocol || h.ErrorType != "protocol" || h.State != BreakerClosed {
 		t.Errorf("health %v", h)
 	}

@@ -921,20 +921,20 @@ func (c *compiler) collect(at place, path []string, reached bool, out *[]headerP
 	}
 }
 
-// A verdict is what became of a check.
-type verdict uint8
+// A validity is what became of a check.
+type validity uint8
 
 const (
-	verdictValid verdict = iota
+	verdictValid validity = iota
 	verdictInvalid
 	verdictBudget // neither: the work that the schema asks for is too much
 )
 
 // validate checks what a decoder with UseNumber yields. Numbers of Go are
 // taken too, and any other value is put into JSON first.
-func (s *schema) validate(v any) verdict {
+func (s *schema) validate(v any) validity {
 	c := checker{left: s.limits.work, deepest: s.limits.valueNesting}
-	return c.verdict(c.check(s.root, v))
+	return c.validity(c.check(s.root, v))
 }
 
 // A checker walks one value. It explains if it has an explainer, and stops at
@@ -946,7 +946,7 @@ type checker struct {
 	ex             *explainer
 }
 
-func (c *checker) verdict(ok bool) verdict {
+func (c *checker) validity(ok bool) validity {
 	if ok && c.left >= 0 {
 		return verdictValid
 	} else if c.left < 0 && c.fault == "" {
@@ -1499,7 +1499,7 @@ func (c *checker) twins(v []any) (int, int) {
 func (s *schema) explain(v any, quote bool) (issues []Issue, more bool) {
 	ex := &explainer{quote: quote, most: s.limits.issues}
 	c := checker{left: s.limits.work, deepest: s.limits.valueNesting, ex: ex}
-	if c.verdict(c.check(s.root, v)) == verdictValid {
+	if c.validity(c.check(s.root, v)) == verdictValid {
 		return nil, false
 	}
 	switch c.fault {

@@ -127,7 +127,7 @@ func TestSchemaSuite(t *testing.T) {
 					}
 					for _, tt := range g.Tests {
 						if got := s.validate(mustDecode(t, string(tt.Data))); (got == verdictValid) != tt.Valid || got == verdictBudget {
-							t.Errorf("%s: %s: verdict %d, want valid=%t\n%s\n%s", name, tt.Description, got, tt.Valid, g.Schema, tt.Data)
+							t.Errorf("%s: %s: validity %d, want valid=%t\n%s\n%s", name, tt.Description, got, tt.Valid, g.Schema, tt.Data)
 							continue
 						}
 						issues, _ := s.explain(mustDecode(t, string(tt.Data)), true)
@@ -214,7 +214,7 @@ func TestSchemaCorpus(t *testing.T) {
 			}
 			v := mustDecode(t, string(in.Data))
 			if got := s.validate(v); (got == verdictValid) != in.Valid || got == verdictBudget {
-				t.Errorf("%s: %s %s %q: verdict %d, want valid=%t: %.200s", server, in.Tool, in.Schema, in.Case, got, in.Valid, in.Data)
+				t.Errorf("%s: %s %s %q: validity %d, want valid=%t: %.200s", server, in.Tool, in.Schema, in.Case, got, in.Valid, in.Data)
 			}
 			issues, more := s.explain(v, true)
 			if text := feedback(in.Tool, issues, more); (len(issues) == 0) != in.Valid || len(text) > maxFeedback {

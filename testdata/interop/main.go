@@ -158,7 +158,9 @@ func newServer() *sdk.Server {
 	tool(s, "learn", func(_ context.Context, _ *sdk.CallToolRequest, in struct {
 		Name string `json:"name"`
 	}) (*sdk.CallToolResult, error) {
-		tool(s, in.Name, func(context.Context, *sdk.CallToolRequest, none) (*sdk.CallToolResult, error) { return text("learnt"), nil })
+		tool(s, in.Name, func(context.Context, *sdk.CallToolRequest, none) (*sdk.CallToolResult, error) {
+			return text("learnt"), nil
+		})
 		return text("knows " + in.Name), nil
 	})
 
