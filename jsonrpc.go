@@ -477,9 +477,9 @@ func (s *scanner) open(c byte) {
 	}
 }
 
-// more reports whether what was opened goes on, and leaves it if not. Nothing has
-// been taken from it yet if the bracket stands before the cursor: no value ends
-// with one.
+// more reports whether what was opened goes on, and leaves it if not. It follows
+// open or the end of a value directly, so that nothing has been taken yet if
+// there is a bracket before the cursor: no value ends with an opening one.
 func (s *scanner) more(end byte) bool {
 	if s.err != nil {
 		return false

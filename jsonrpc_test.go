@@ -628,9 +628,37 @@ func TestWireAllocs(t *testing.T) {
 	}
 }
 
-// anyEnvelope is what encoding/json finds in a message.
-func anyEnvelope(b []byte) (m map[string]json.RawMessage, ok bool) {
-	return m, json.Unmarshal(b, &m) == nil && m != nil
+// wantEnvelope is what encoding/json makes of a message. ok is false if it must
+// be refused; unclear where a name comes twice or nesting is deep.
+func wantEnvelope(b []byte) (e envelope, ok, unclear bool) {
+	var m map[string]json.RawMessage
+	if json.Unmarshal(b, &m) != nil || m == nil {
+		return e, false, false
+	}
+	e = envelope{id: m["id"], params: unlessNull(m["params"]), result: m["result"], err: unlessNull(m["error"])}
+	var version string
+	var id any
+	ok = json.Unmarshal(m["jsonrpc"], &version) == nil && version == "2.0"
+	if method := m["method"]; method != nil {
+		ok = json.Unmarshal(method, &e.method) == nil && ok
+	}
+	d := json.NewDecoder(bytes.NewReader(e.id))
+	d.UseNumber()
+	_ = d.Decode(&id)
+	switch id := id.(type) {
+	case nil, string:
+	case json.Number:
+		ok = ok && !strings.ContainsAny(string(id), ".eE")
+	default:
+		ok = false
+	}
+	kinds := 0
+	for _, is := range []bool{e.method != "", e.result != nil, e.err != nil} {
+		if is {
+			kinds++
+		}
+	}
+	return e, ok && kinds <= 1, hasDuplicate(b)
 }
 
 func FuzzEnvelope(f *testing.F) {
@@ -649,28 +677,21 @@ func FuzzEnvelope(f *testing.F) {
 		n, peeked := peekID(b)
 		_, batch := scanBatch(b)
 		valid := json.Valid(b)
-		deep := err == errDepth
 
 		// Any value is skipped exactly if it is JSON.
-		if i := skip(b, 0, wireDepth); !deep && i != tooDeep && (i >= 0 && space(b, i) == len(b)) != valid {
+		if i := skip(b, 0, wireDepth); i != tooDeep && (i >= 0 && space(b, i) == len(b)) != valid {
 			t.Fatalf("skip = %d of %d, json.Valid says %v", i, len(b), valid)
 		}
 		if batch && !valid {
 			t.Fatal("scanBatch takes what is no JSON")
 		}
+		want, ok, unclear := wantEnvelope(b)
+		if !unclear && err != errDepth && (err == nil) != ok || err == nil && !valid {
+			t.Fatalf("scanEnvelope = %v, want ok: %v", err, ok)
+		}
 		if err == nil {
-			m, ok := anyEnvelope(b)
-			if !ok {
-				t.Fatal("scanEnvelope takes what is no object")
-			}
-			for key, got := range map[string]json.RawMessage{"id": e.id, "params": e.params, "result": e.result, "error": e.err} {
-				want := m[key]
-				if key == "params" || key == "error" {
-					want = unlessNull(want)
-				}
-				if !bytes.Equal(got, want) {
-					t.Fatalf("%s = %s, want %s", key, got, want)
-				}
+			if !reflect.DeepEqual(e, want) {
+				t.Fatalf("scanEnvelope = %s, want %s", e, want)
 			}
 			id, ours := intID(e.id)
 			if answer := e.result != nil || e.err != nil; peeked != (answer && ours) || peeked && n != id {

@@ -111,24 +111,20 @@ func (r Reach) Attrs() []slog.Attr {
 	if method == "connect" {
 		method = "initialize"
 	}
+	pipe := map[string][2]string{"stdio": {"pipe", ""}, "http": {"tcp", "http"}}[r.Transport]
+	execute := ""
+	if r.Tool != "" {
+		execute = "execute_tool"
+	}
 	attrs := []slog.Attr{
 		slog.String("adk.mcp.server", r.Server), slog.String("adk.mcp.operation", r.Operation),
 		slog.String("adk.mcp.breaker", r.State.String()), slog.String("adk.mcp.call", r.Call),
 		slog.Int("adk.mcp.attempt", r.Attempt), slog.String("mcp.method.name", method),
+		slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", execute),
+		slog.String("mcp.protocol.version", r.Protocol),
+		slog.String("network.transport", pipe[0]), slog.String("network.protocol.name", pipe[1]),
 	}
-	if r.Tool != "" {
-		attrs = append(attrs, slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", "execute_tool"))
-	}
-	if r.Protocol != "" {
-		attrs = append(attrs, slog.String("mcp.protocol.version", r.Protocol))
-	}
-	switch r.Transport {
-	case "stdio":
-		attrs = append(attrs, slog.String("network.transport", "pipe"))
-	case "http":
-		attrs = append(attrs, slog.String("network.transport", "tcp"), slog.String("network.protocol.name", "http"))
-	}
-	return attrs
+	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
 // An Operation says what a [Guard] is asked to do.
@@ -158,16 +154,10 @@ type Guard struct {
 
 	mu         sync.Mutex // guards the fields below, and calls of opt.Rand
 	breaker    breaker
-	cause      error   // what the last fault was, in one word; may be nil
-	health     Health  // but for what the breaker knows
-	events     []event // transitions not yet told, oldest first
-	delivering bool    // somebody is telling them
-}
-
-// An event is a transition of the breaker, and the operation that moved it.
-type event struct {
-	Health
-	call string
+	cause      error    // what the last fault was, in one word; may be nil
+	health     Health   // but for what the breaker knows
+	events     []func() // transitions to tell of, oldest first
+	delivering bool     // somebody is telling
 }
 
 // NewGuard returns the policy that cfg declares. A nil o means defaults.
@@ -279,14 +269,14 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 			return err
 		}
 		if r.class == OutcomeProtocol {
-			g.log(slog.LevelWarn, "protocol outcome", &o, r, err)
+			g.log(slog.LevelWarn, "protocol outcome", &o, r.class, err)
 		}
 		wait, gaveUp := g.decide(&o, r)
 		if gaveUp != "" {
 			return g.stamp(&o, err, gaveUp)
 		}
 		o.fault = err
-		g.log(slog.LevelDebug, "retry", &o, r, err, slog.Duration("wait", wait))
+		g.log(slog.LevelDebug, "retry", &o, r.class, err, slog.Duration("wait", wait))
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -311,11 +301,8 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		return ruling{again: ended}, err
 	}
 	var spanEnd func(Health, error)
-	returned := false
-	defer func() {
-		if !returned { // a panic or Goexit, which goes on
-			r, err = ruling{class: OutcomeFault, kind: "panic"}, errAbandoned
-		}
+	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned // should a hook of ours end it
+	defer func() {                                                                      // also if the reach panics or leaves its goroutine
 		h := g.settle(o, t, r, start)
 		g.release()
 		if spanEnd != nil {
@@ -336,8 +323,10 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		rctx, cancel = context.WithTimeoutCause(rctx, bound, ReasonTimeout)
 	}
 	defer cancel()
-	if err = w.reach(rctx); err == nil {
-		r, returned = ruling{class: OutcomeOK, verdict: good}, true
+	r.verdict = fault // unless it comes back with another
+	err = w.reach(rctx)
+	if err == nil {
+		r = ruling{class: OutcomeOK, verdict: good}
 		return r, nil
 	}
 	var by Outcome // who ended it, if it was not the other side
@@ -349,7 +338,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	case rctx.Err() != nil:
 		by = OutcomeTimeout
 	}
-	r, returned = classify(err, by), true
+	r = classify(err, by)
 	return r, g.dress(o, r, err)
 }
 
@@ -454,17 +443,27 @@ func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) He
 
 // movedLocked queues the transition of the breaker, if there was one.
 func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
-	if g.breaker.mode == was {
+	state := g.breaker.mode
+	if state == was {
 		return
 	}
-	if g.breaker.mode == BreakerOpen {
+	level := slog.LevelInfo
+	if state == BreakerOpen {
+		level = slog.LevelWarn
 		g.health.Opened++
 	}
-	if g.opt.OnState != nil || g.opt.Logger != nil {
-		h := g.healthLocked(now)
-		h.State = g.breaker.mode
-		g.events = append(g.events, event{h, g.id(o)})
+	if g.opt.OnState == nil && g.opt.Logger == nil {
+		return
 	}
+	h := g.healthLocked(now)
+	h.State = state
+	by := operation{Operation: o.Operation, id: g.id(o), attempts: o.reaches}
+	g.events = append(g.events, func() {
+		g.log(level, "breaker "+state.String(), &by, h.Outcome, nil, slog.String("state", state.String()))
+		if g.opt.OnState != nil {
+			g.opt.OnState(h)
+		}
+	})
 }
 
 // deliver tells of transitions in order and outside the lock. One goroutine at a
@@ -477,42 +476,29 @@ func (g *Guard) deliver() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for !g.delivering && len(g.events) > 0 {
-		e := g.events[0]
+		tell := g.events[0]
 		g.events = slices.Delete(g.events, 0, 1)
 		g.delivering = true
-		g.unlocked(func() {
-			level := slog.LevelInfo
-			if e.State == BreakerOpen {
-				level = slog.LevelWarn
-			}
-			o := operation{Operation: Operation{Name: e.Operation}, id: e.call, attempts: e.Retries + 1}
-			g.log(level, "breaker "+e.State.String(), &o, ruling{class: e.Outcome}, nil, slog.String("state", e.State.String()))
-			if g.opt.OnState != nil {
-				g.opt.OnState(e.Health)
-			}
-		})
+		func() {
+			g.mu.Unlock()
+			defer func() { // even if the hook panics
+				g.mu.Lock()
+				g.delivering = false
+			}()
+			tell()
+		}()
 	}
-}
-
-// unlocked runs a hook without the lock, and has it back even if the hook panics.
-func (g *Guard) unlocked(hook func()) {
-	g.mu.Unlock()
-	defer func() {
-		g.mu.Lock()
-		g.delivering = false
-	}()
-	hook()
 }
 
 // log writes a line. What is logged, and that no word of a server is in it at
 // Info or above, is a promise of the package comment.
-func (g *Guard) log(level slog.Level, msg string, o *operation, r ruling, err error, more ...slog.Attr) {
+func (g *Guard) log(level slog.Level, msg string, o *operation, class Outcome, err error, more ...slog.Attr) {
 	l := g.opt.Logger
 	if l == nil || !l.Enabled(context.Background(), level) {
 		return
 	}
 	attrs := append(more, slog.String("server", g.cfg.Name), slog.String("op", o.Name), slog.String("call", g.id(o)),
-		slog.String("class", string(r.class)), slog.Int("attempt", o.attempts))
+		slog.String("class", string(class)), slog.Int("attempt", o.attempts))
 	if err != nil {
 		attrs = append(attrs, slog.String("err", err.Error()))
 	}
@@ -924,7 +910,7 @@ type FallbackSession struct {
 	f     Fallback
 
 	mu    sync.Mutex // guards the fields below
-	kept  map[callKey]*answer
+	kept  map[callKey]answer
 	bytes int
 	count uint64 // results given instead
 }
@@ -943,7 +929,7 @@ type answer struct {
 
 // NewFallbackSession returns s with f to fall back on.
 func NewFallbackSession(s Session, f Fallback) *FallbackSession {
-	return &FallbackSession{inner: s, f: f, kept: make(map[callKey]*answer)}
+	return &FallbackSession{inner: s, f: f, kept: make(map[callKey]answer)}
 }
 
 // Initialize passes through.
@@ -1055,50 +1041,48 @@ func key(call *Call) (k callKey, ok bool) {
 	return callKey{call.Tool, sha256.Sum256(args)}, true
 }
 
-// keep remembers a good answer, and forgets the oldest ones beyond the bounds.
+// keep remembers a good answer. What is over the bounds goes, in no order.
 func (s *FallbackSession) keep(call *Call, r *Result) {
 	k, ok := key(call)
 	if s.f.MaxAge <= 0 || !ok || r == nil || r.IsError || r.Degraded != "" {
 		return
 	}
-	a := &answer{r.clone(), time.Now(), 256 + len(call.Tool) + len(r.Structured) + len(r.Meta)}
+	a := answer{r.clone(), time.Now(), 256 + len(call.Tool) + len(r.Structured) + len(r.Meta)}
 	for _, c := range r.Content {
 		a.size += 256 + len(c.Text) + len(c.Data) + len(c.Raw) + len(c.MIMEType) + len(c.URI) + len(c.Name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgetLocked(k)
+	if a.size > keptBytes {
+		return
+	}
+	for other := range s.kept {
+		if len(s.kept) < keptAnswers && s.bytes+a.size <= keptBytes {
+			break
+		}
+		s.forgetLocked(other)
+	}
 	s.kept[k] = a
 	s.bytes += a.size
-	for len(s.kept) > keptAnswers || s.bytes > keptBytes {
-		oldest, at := k, a.at
-		for k, a := range s.kept {
-			if a.at.Before(at) {
-				oldest, at = k, a.at
-			}
-		}
-		s.forgetLocked(oldest)
-	}
 }
 
 func (s *FallbackSession) forgetLocked(k callKey) {
-	if a := s.kept[k]; a != nil {
-		s.bytes -= a.size
-		delete(s.kept, k)
-	}
+	s.bytes -= s.kept[k].size
+	delete(s.kept, k)
 }
 
 // recall returns the last good answer to call and its age, or nil.
 func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
-	k, ok := key(call)
+	k, _ := key(call)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.kept[k]
-	if !ok || a == nil || time.Since(a.at) > s.f.MaxAge {
-		s.forgetLocked(k)
-		return nil, 0
+	if age := time.Since(a.at); a.result != nil && age <= s.f.MaxAge {
+		return a.result, age
 	}
-	return a.result, time.Since(a.at)
+	s.forgetLocked(k)
+	return nil, 0
 }
 
 // A Saga runs steps that each have an effect of their own, and undoes what was
@@ -1182,14 +1166,15 @@ func (s *Saga) undo(ctx context.Context, done []sagaStep, failed *SagaError) {
 		if step.undo == nil {
 			continue
 		}
-		if err := compensate(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second), step); err != nil {
-			failed.Stuck = append(failed.Stuck, err)
-			if s.Logger != nil {
-				s.Logger.Error("mcp: saga: a step was not undone", "step", step.name, "err", err)
-			}
+		err := compensate(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second), step)
+		if err == nil {
+			failed.Undone = append(failed.Undone, step.name)
 			continue
 		}
-		failed.Undone = append(failed.Undone, step.name)
+		failed.Stuck = append(failed.Stuck, err)
+		if s.Logger != nil {
+			s.Logger.Error("mcp: saga: a step was not undone", "step", step.name, "err", err)
+		}
 	}
 }
 

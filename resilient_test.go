@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -637,7 +638,7 @@ func TestLogTable(t *testing.T) {
 		g.Do(t.Context(), anyCall, func(context.Context) error { return status(307) })
 		want := `level=DEBUG msg="mcp: retry" wait=0s server=s op=tools/list class=fault attempt=1 err="mcp: unavailable"
 level=WARN msg="mcp: breaker open" state=open server=s op=tools/list class=fault attempt=2
-level=INFO msg="mcp: breaker half_open" state=half_open server=s op=tools/list class=fault attempt=2
+level=INFO msg="mcp: breaker half_open" state=half_open server=s op=tools/call class=fault attempt=1
 level=INFO msg="mcp: breaker closed" state=closed server=s op=tools/call class=ok attempt=1
 level=WARN msg="mcp: protocol outcome" server=s op=tools/call class=protocol attempt=1 err="mcp: protocol: HTTP status 307"
 `
@@ -655,7 +656,8 @@ func (brokenPromise) check(*Result) error { return &ProtocolError{Detail: "missi
 // A result outside its schema is an outcome of the reach that brought it.
 func TestBrokenPromise(t *testing.T) {
 	var b bytes.Buffer
-	s := NewResilientSession(&fakeSession{}, Config{Name: "s"}, &Options{Logger: slog.New(slog.NewTextHandler(&b, nil))})
+	inner := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return &Result{}, nil }}
+	s := NewResilientSession(inner, Config{Name: "s"}, &Options{Logger: slog.New(slog.NewTextHandler(&b, nil))})
 	if _, err := s.CallTool(t.Context(), &Call{Tool: "x", tool: brokenPromise{}}); !errors.Is(err, ReasonProtocol) {
 		t.Errorf("CallTool: %v", err)
 	}
@@ -708,6 +710,263 @@ func TestRandOutOfRange(t *testing.T) {
 				t.Errorf("window %v", h.RetryAfter)
 			}
 		})
+	}
+}
+
+// A hook that panics while the probe goes out is no fault of the server, and
+// leaves the slot free.
+func TestPanickingHookIsNoFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, hook := range []string{"OnState", "Trace"} {
+			fail := false
+			g := NewGuard(Config{BreakerFailures: 1}, &Options{
+				OnState: func(Health) {
+					if fail && hook == "OnState" {
+						panic("hook")
+					}
+				},
+				Trace: func(ctx context.Context, r Reach) (context.Context, func(Health, error)) {
+					if fail && hook == "Trace" {
+						panic("hook")
+					}
+					return ctx, nil
+				},
+			})
+			g.Do(t.Context(), anyCall, faults)
+			time.Sleep(33 * time.Second)
+			fail = true
+			func() {
+				defer func() { recover() }()
+				g.Do(t.Context(), anyCall, answers)
+				t.Errorf("%s: no panic", hook)
+			}()
+			fail = false
+			if err := g.Do(t.Context(), anyCall, answers); err != nil || len(g.slots) != 0 {
+				t.Errorf("%s: afterwards: %v, %d slots taken", hook, err, len(g.slots))
+			}
+		}
+	})
+}
+
+func TestFallback(t *testing.T) {
+	lost := &TransportError{Origin: Origin{Server: "weather"}, Reason: ReasonDisconnected, Sent: true}
+	for _, tt := range []struct {
+		name  string
+		err   error
+		stand bool
+	}{
+		{"disconnected", lost, true},
+		{"timeout", &TransportError{Reason: ReasonTimeout, Sent: true}, true},
+		{"unavailable", &TransportError{Reason: ReasonUnavailable}, true},
+		{"breaker open", &UnavailableError{State: BreakerOpen}, true},
+		{"wrapped", fmt.Errorf("wrapped: %w", lost), true},
+		{"429", &TransportError{Reason: ReasonUnavailable, Status: 429}, true},
+		{"503", status(503), true},
+		{"401", status(401), false},
+		{"404", status(404), false},
+		{"session lost again", &TransportError{Reason: ReasonDisconnected, Status: 404}, false},
+		{"limit", &TransportError{Reason: ReasonLimit}, false},
+		{"protocol", &TransportError{Reason: ReasonProtocol}, false},
+		{"refusal", &RPCError{Code: -32602}, false},
+		{"internal error", &RPCError{Code: -32603}, false},
+		{"arguments", &ArgumentError{}, false},
+		{"schema", &ProtocolError{}, false},
+		{"cancelled", &TransportError{Reason: ReasonCancelled, Err: errors.Join(lost, context.Canceled)}, false},
+		{"budget", &BudgetError{Err: errors.Join(lost, context.DeadlineExceeded)}, false},
+		{"somebody else's", io.EOF, false},
+	} {
+		in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return nil, tt.err }}
+		s := NewFallbackSession(in, Fallback{Stub: func(*Call) *Result { return text("stub") }})
+		r, err := s.CallTool(t.Context(), &Call{Tool: "forecast"})
+		if tt.stand != (err == nil) || tt.stand && (r.Degraded != "stub" || r.Content[1].Text != "stub") || !tt.stand && err != tt.err {
+			t.Errorf("%s: %+v, %v", tt.name, r, err)
+		}
+		if h := s.Health(); (h.Fallbacks == 1) != tt.stand {
+			t.Errorf("%s: health %v", tt.name, h)
+		}
+	}
+}
+
+func TestFallbackOrderAndAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var fail error
+		in := &fakeSession{call: func(_ context.Context, c *Call) (*Result, error) {
+			if fail != nil {
+				return nil, fail
+			}
+			if c.Tool == "broken" {
+				return &Result{IsError: true}, nil
+			}
+			return &Result{Content: []Content{{Type: "text", Text: "sunny", Raw: json.RawMessage("{}")}}, Structured: json.RawMessage(`{"a":1}`)}, nil
+		}}
+		alternatives := []func(context.Context, *Call) (*Result, error){
+			func(context.Context, *Call) (*Result, error) { return nil, io.EOF },
+			func(context.Context, *Call) (*Result, error) { return &Result{IsError: true}, nil },
+			func(context.Context, *Call) (*Result, error) { return text("from afar"), nil },
+		}
+		rs := NewResilientSession(in, Config{Name: "weather"}, nil)
+		s := NewFallbackSession(rs, Fallback{MaxAge: time.Minute, Alternatives: alternatives})
+		oslo := &Call{Tool: "forecast", Arguments: map[string]any{"city": "Oslo", "days": 2}}
+		genuine, err := s.CallTool(t.Context(), oslo)
+		if err != nil || genuine.Degraded != "" || len(genuine.Content) != 1 {
+			t.Fatalf("genuine: %+v, %v", genuine, err)
+		}
+		genuine.Content[0].Text, genuine.Structured[2] = "changed by the caller", 'x'
+		s.CallTool(t.Context(), &Call{Tool: "broken"})
+		fail = &TransportError{Reason: ReasonTimeout, Sent: true}
+		time.Sleep(time.Minute)
+		same := &Call{Tool: "forecast", Arguments: json.RawMessage(`{"city":"Oslo", "days":2}`)}
+		for range 2 { // a result given away is not given again
+			r, err := s.CallTool(t.Context(), same)
+			if err != nil || r.Degraded != "cached 1m0s ago" || r.Content[1].Text != "sunny" || string(r.Structured) != `{"a":1}` {
+				t.Fatalf("cached: %+v, %v", r, err)
+			}
+			want := `The server "weather" did not answer this call. What follows is not its answer to it, but a substitute (cached 1m0s ago). The call may have been carried out all the same.`
+			if got := r.Content[0].Text; got != want {
+				t.Errorf("text %q, want %q", got, want)
+			}
+			r.Content[1].Text, r.Structured[2] = "changed", 'x'
+		}
+		for _, c := range []*Call{{Tool: "other", Arguments: oslo.Arguments}, {Tool: "forecast"}, {Tool: "broken"}} {
+			if r, err := s.CallTool(t.Context(), c); err != nil || r.Degraded != "alternative 3" {
+				t.Errorf("%v: %+v, %v, want the third alternative", c, r, err)
+			}
+		}
+		time.Sleep(1)
+		if r, err := s.CallTool(t.Context(), oslo); err != nil || r.Degraded != "alternative 3" {
+			t.Errorf("too old: %+v, %v", r, err)
+		}
+		if h := s.Health(); h.Fallbacks != 6 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":6`) {
+			t.Errorf("health %v", h)
+		}
+		s.f.Alternatives = nil
+		if _, err := s.CallTool(t.Context(), oslo); !errors.Is(err, ReasonUnavailable) && !errors.Is(err, ReasonTimeout) {
+			t.Errorf("nothing left: %v", err)
+		}
+		if s.unwrap() != rs {
+			t.Error("unwrap")
+		}
+	})
+}
+
+func TestFallbackMemoryIsBounded(t *testing.T) {
+	size := 10
+	in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return text(strings.Repeat("x", size)), nil }}
+	s := NewFallbackSession(in, Fallback{MaxAge: time.Hour})
+	for i := range 1000 {
+		size = 10 + 100*i
+		s.CallTool(t.Context(), &Call{Tool: "t", Arguments: map[string]any{"i": i}})
+		sum := 0
+		for _, a := range s.kept {
+			sum += a.size
+		}
+		if len(s.kept) > keptAnswers || s.bytes > keptBytes || s.bytes != sum || len(s.kept) == 0 {
+			t.Fatalf("after %d: %d answers, %d bytes, counted %d", i, len(s.kept), sum, s.bytes)
+		}
+	}
+	before := len(s.kept)
+	size = keptBytes
+	s.CallTool(t.Context(), &Call{Tool: "big"})
+	if len(s.kept) != before {
+		t.Errorf("an answer too big to keep left %d of %d", len(s.kept), before)
+	}
+	s.CallTool(t.Context(), &Call{Tool: "odd", Arguments: func() {}}) // encodes to nothing
+}
+
+func TestSaga(t *testing.T) {
+	errStep, errUndo := errors.New("no credit"), errors.New("no refund")
+	for _, tt := range []struct {
+		name   string
+		end    func(cancel context.CancelFunc) error // of the third of four steps
+		undo   map[string]func(ctx context.Context) error
+		log    string // what was done, in order
+		undone string
+		stuck  int
+		is     error
+	}{
+		{name: "done", end: func(context.CancelFunc) error { return nil }, log: "a b c d"},
+		{name: "fails", end: func(context.CancelFunc) error { return errStep }, log: "a b c -b -a", undone: "b a", is: errStep},
+		{name: "the caller has gone", end: func(cancel context.CancelFunc) error { cancel(); return nil },
+			log: "a b c -c -b -a", undone: "c b a", is: context.Canceled},
+		{name: "a compensation fails", end: func(context.CancelFunc) error { return errStep },
+			undo: map[string]func(context.Context) error{"b": func(context.Context) error { return errUndo }},
+			log:  "a b c -b -a", undone: "a", stuck: 1, is: errStep},
+		{name: "a compensation panics", end: func(context.CancelFunc) error { return errStep },
+			undo: map[string]func(context.Context) error{"b": func(context.Context) error { panic("boom") }},
+			log:  "a b c -b -a", undone: "a", stuck: 1, is: errStep},
+		{name: "a compensation hangs", end: func(context.CancelFunc) error { return errStep },
+			undo: map[string]func(context.Context) error{"b": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
+			log:  "a b c -b -a", undone: "a", stuck: 1, is: errStep},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var b bytes.Buffer
+			s := Saga{Logger: slog.New(slog.NewTextHandler(&b, nil))}
+			var log []string
+			for _, name := range []string{"a", "b", "c", "d"} {
+				s.Step(name, func(context.Context) error {
+					if log = append(log, name); name == "c" {
+						return tt.end(cancel)
+					}
+					return nil
+				}, func(ctx context.Context) error {
+					log = append(log, "-"+name)
+					if _, ok := ctx.Deadline(); !ok || ctx.Err() != nil {
+						t.Errorf("%s: the compensation of %s has no time of its own", tt.name, name)
+					}
+					if undo := tt.undo[name]; undo != nil {
+						return undo(ctx)
+					}
+					return nil
+				})
+			}
+			start := time.Now()
+			err := s.Run(ctx)
+			if got := strings.Join(log, " "); got != tt.log {
+				t.Errorf("%s: did %s, want %s", tt.name, got, tt.log)
+			}
+			if got := time.Since(start); got > 30*time.Second {
+				t.Errorf("%s: took %v", tt.name, got)
+			}
+			if tt.is == nil {
+				if err != nil {
+					t.Errorf("%s: %v", tt.name, err)
+				}
+				return
+			}
+			var se *SagaError
+			if !errors.As(err, &se) || !errors.Is(err, tt.is) || strings.Join(se.Undone, " ") != tt.undone || len(se.Stuck) != tt.stuck {
+				t.Fatalf("%s: %#v", tt.name, err)
+			}
+			if got, want := strings.Contains(err.Error(), `NOT UNDONE: step "b"`), tt.stuck > 0; got != want || (b.Len() > 0) != want {
+				t.Errorf("%s: %v, logged %q", tt.name, err, b.String())
+			}
+		})
+	}
+}
+
+// A step that panics or ends its goroutine is undone, too, and the panic goes on.
+func TestSagaPanic(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
+		var s Saga
+		var log []string
+		var value any
+		s.Step("a", func(context.Context) error { return nil }, func(context.Context) error { log = append(log, "-a"); return nil })
+		s.Step("b", func(context.Context) error { end(); return nil }, nil)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer func() { value = recover() }()
+			s.Run(t.Context())
+		})
+		wg.Wait()
+		if len(log) != 1 || (value == "boom") != (name == "panic") {
+			t.Errorf("%s: undone %v, recovered %v", name, log, value)
+		}
+	}
+	var empty Saga
+	if err := empty.Run(t.Context()); err != nil {
+		t.Errorf("an empty saga: %v", err)
 	}
 }
 

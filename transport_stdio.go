@@ -1,18 +1,383 @@
 package mcp
 
+// A server as a child process: one JSON message a line, over its stdin and
+// stdout. Here is the transport, which has at most one child at a time and
+// writes each request on its caller's goroutine; transport_stdio_child.go has
+// the process and what serves it, transport_stdio_lines.go the framing, and the
+// other siblings what systems do differently. They know Config, Request and the
+// errors; they know no session and no policy.
+
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	stdioGrace    = 500 * time.Millisecond // Close: from the end of stdin to TERM
+	stdioLimit    = 5 * time.Second        // from the end of stdin to KILL
+	stdioParting  = 200 * time.Millisecond // between the end of stdout and the child's own end
+	stdioLinger   = 100 * time.Millisecond // for what a dead child has left in its pipes
+	stdioPulse    = 100 * time.Millisecond // until a call begins to wait for the process too
+	stdioSlice    = 50 * time.Millisecond  // a blocked write looks at its context this often
+	stdioCancel   = 50 * time.Millisecond  // for telling the server that a call was given up
+	stdioAnswer   = 5 * time.Second        // for writing the answer to a request of the server
+	stdioHandlers = 8                      // requests of the server answered at a time
+	stdioQueue    = 64                     // requests of the server that wait for that
+	smallLine     = 4 << 10                // lines up to here are copied; longer ones change hands
 )
 
 // StdioTransport carries requests to a child process over its stdin and stdout.
-type StdioTransport struct{}
-
-func newStdioTransport(cfg Config, o *Options) *StdioTransport { return &StdioTransport{} }
-
-func (t *StdioTransport) Open(ctx context.Context, in Inbound) (bool, error) { panic("todo") }
-func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
-	panic("todo")
+// The command is an argv, never a shell string, and gets the variables that
+// the Config names, nothing else. The child leads a process group of its own
+// (a job on Windows), so that what it starts ends with it; a descendant that
+// leaves the group is out of reach.
+//
+// When the child is gone, Open starts another. The methods are safe for
+// concurrent use.
+type StdioTransport struct {
+	cfg     Config
+	stderr  io.Writer
+	recycle func([]byte)   // give, as a value made once
+	large   sync.Pool      // of *[]byte: buffers for long lines
+	slots   chan *exchange // one for each request in flight; nil until it is used
+	opening chan struct{}  // holds a token while a child is started or replaced
+	inbound *Inbound       // of the first Open; belongs to the holder of that token
+	child   atomic.Pointer[child]
+	closed  atomic.Bool
+	lastID  atomic.Int64
+	skipped atomic.Uint64
+	late    atomic.Uint64 // answers that nobody waited for any more
 }
-func (t *StdioTransport) Notify(ctx context.Context, req *Request) error { panic("todo") }
-func (t *StdioTransport) Close() error                                   { panic("todo") }
+
+func newStdioTransport(cfg Config, o *Options) *StdioTransport {
+	t := &StdioTransport{
+		cfg:     cfg,
+		stderr:  o.Stderr,
+		slots:   make(chan *exchange, max(cfg.MaxInFlight, 1)),
+		opening: make(chan struct{}, 1),
+	}
+	t.recycle = t.give
+	for range cap(t.slots) {
+		t.slots <- nil
+	}
+	return t
+}
+
+// Open starts the child unless it runs, and reports whether it did.
+func (t *StdioTransport) Open(ctx context.Context, in Inbound) (fresh bool, err error) {
+	if c := t.child.Load(); c != nil && c.alive() {
+		return false, nil
+	}
+	select {
+	case t.opening <- struct{}{}:
+	case <-ctx.Done():
+		return false, t.fault(ctx, "connect", ReasonCancelled, false, "another start was under way")
+	}
+	if c := t.child.Load(); c != nil {
+		if c.alive() {
+			<-t.opening
+			return false, nil
+		}
+		select { // no two trees at a time
+		case <-c.done:
+		case <-ctx.Done():
+			<-t.opening
+			return false, t.fault(ctx, "connect", ReasonCancelled, false, "the last child had not ended")
+		}
+	}
+	if t.closed.Load() {
+		<-t.opening
+		return false, t.fault(ctx, "connect", ReasonDisconnected, false, "transport closed")
+	}
+	if t.inbound == nil {
+		t.inbound = &in
+	}
+	failed := make(chan error)
+	// The system may take its time over a start, and cannot be told to stop.
+	// This goroutine ends with the start, and ends a child that nobody waited
+	// for; the next Open, and Close, wait for it by the token.
+	go func() {
+		defer func() { <-t.opening }()
+		err := t.spawn()
+		select {
+		case failed <- err:
+		case <-ctx.Done():
+			if err == nil {
+				t.child.Load().end(0, "start given up")
+			}
+		}
+	}()
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		return false, t.fault(ctx, "connect", ReasonCancelled, false, "the start was not done")
+	}
+	if err != nil {
+		e := t.fault(ctx, "connect", ReasonUnavailable, false, "the command did not start")
+		e.Err = err
+		return false, e
+	}
+	return true, nil
+}
+
+// Call sends a request and waits for its answer.
+func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	until := req.Deadline
+	if d, ok := ctx.Deadline(); ok && !d.After(until) {
+		until = time.Time{} // the context ends first; a tie is the caller's
+	}
+	x, why := t.admit(ctx, until)
+	if why != "" {
+		return nil, t.fault(ctx, req.Method, why, false, "no free slot")
+	}
+	defer t.leave(x)
+	c := t.child.Load()
+	if c == nil {
+		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
+	}
+	x.id, x.stream = t.lastID.Add(1), req.Stream
+	if n := len(req.Params); n > smallLine {
+		x.line = t.grab(n + smallLine)
+	}
+	x.line = appendRequest(x.line[:0], x.id, req.Method, req.Params)
+	if len(x.line) > t.cfg.MaxMessageBytes {
+		return nil, t.fault(ctx, req.Method, ReasonLimit, false, "request over max_message_bytes")
+	}
+	x.line = append(x.line, '\n')
+	if !c.register(x) {
+		return nil, c.lost(ctx, req.Method, false)
+	}
+	sent, why := c.write(ctx, x, until)
+	if why != "" && why != ReasonDisconnected { // of the latter, the answer says more
+		if !c.withdraw(x) {
+			t.discard(<-x.reply)
+		}
+		return nil, t.fault(ctx, req.Method, why, sent, "the server does not read")
+	}
+	r, why := c.await(ctx, x, until)
+	if why != "" {
+		if sent {
+			c.cancel(req.Method, x.id, why)
+		}
+		return nil, t.fault(ctx, req.Method, why, sent, "")
+	}
+	return t.result(ctx, c, req, x, r, sent)
+}
+
+// Notify sends a notification.
+func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
+	c := t.child.Load()
+	if c == nil {
+		return t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
+	}
+	x := &exchange{line: appendNotification(nil, req.Method, req.Params)}
+	if len(x.line) > t.cfg.MaxMessageBytes {
+		return t.fault(ctx, req.Method, ReasonLimit, false, "notification over max_message_bytes")
+	}
+	x.line = append(x.line, '\n')
+	sent, why := c.write(ctx, x, req.Deadline)
+	switch why {
+	case "":
+		return nil
+	case ReasonDisconnected:
+		return c.lost(ctx, req.Method, sent)
+	}
+	return t.fault(ctx, req.Method, why, sent, "the server does not read")
+}
+
+// Close ends the child and what it has started: its stdin is closed, after a
+// short grace the group is told to terminate, and after five seconds in all it
+// is killed. Calls under way fail at once.
+func (t *StdioTransport) Close() error {
+	t.closed.Store(true)
+	limit := time.After(stdioLimit + time.Second)
+	if c := t.child.Load(); c != nil {
+		c.end(stdioGrace, "transport closed")
+	}
+	select {
+	case t.opening <- struct{}{}: // no child is born after this
+		defer func() { <-t.opening }()
+	case <-limit:
+		return t.fault(context.Background(), "close", ReasonTimeout, false, "a start is stuck in the system")
+	}
+	c := t.child.Load()
+	if c == nil {
+		return nil
+	}
+	c.end(stdioGrace, "transport closed")
+	select {
+	case <-c.done:
+		return nil
+	case <-limit:
+		return t.fault(context.Background(), "close", ReasonTimeout, false, "the child has not ended")
+	}
+}
+
+// StderrTail returns the last lines that the child wrote to its stderr, at most
+// 50, each cut to 1 KiB. They are the server's words.
+func (t *StdioTransport) StderrTail() []string {
+	c := t.child.Load()
+	if c == nil {
+		return nil
+	}
+	return c.tail.lines()
+}
+
+// ExitCode returns the exit code of the child; ok is false while there is none.
+// It is -1 for a child that a signal has ended.
+func (t *StdioTransport) ExitCode() (code int, ok bool) {
+	c := t.child.Load()
+	if c == nil {
+		return 0, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.code, c.reaped
+}
+
+// Skipped returns how many lines were no message, or were one that belongs to
+// no request and came in excess of what is kept.
+func (t *StdioTransport) Skipped() uint64 { return t.skipped.Load() }
+
+func (t *StdioTransport) honoursDeadline() {}
+
+// An exchange is what a request in flight needs. It is kept for the next one.
+type exchange struct {
+	id     int64
+	stream bool        // Request.Stream
+	since  time.Time   // when it was registered
+	line   []byte      // the message as it is written
+	timer  *time.Timer // nil until it is used; stopped between uses
+	reply  chan reply  // of capacity 1; filled by whoever takes the exchange off the table
+}
+
+// A reply is how an exchange ends.
+type reply struct {
+	why   Reason // why there is no answer, or empty
+	line  []byte // the answer, unread; of an over-long one nothing
+	large bool   // line lies in a buffer that can be used again
+	blind bool   // line has no id and was laid to the only request there is
+}
+
+// admit waits for a slot.
+func (t *StdioTransport) admit(ctx context.Context, until time.Time) (x *exchange, why Reason) {
+	if ctx.Err() != nil {
+		return nil, ReasonCancelled
+	}
+	if !until.IsZero() && !time.Now().Before(until) {
+		return nil, ReasonTimeout
+	}
+	select {
+	case x = <-t.slots:
+	default:
+		timer := new(exchange)
+		defer timer.disarm()
+		select {
+		case x = <-t.slots:
+		case <-ctx.Done():
+			return nil, ReasonCancelled
+		case <-timer.arm(until):
+			return nil, ReasonTimeout
+		}
+	}
+	if x == nil {
+		x = &exchange{reply: make(chan reply, 1)}
+	}
+	return x, ""
+}
+
+// leave gives the slot back.
+func (t *StdioTransport) leave(x *exchange) {
+	if cap(x.line) > smallLine {
+		t.give(x.line)
+		x.line = nil
+	}
+	t.slots <- x
+}
+
+// arm returns a channel that fires at until, or never if that is zero.
+func (x *exchange) arm(until time.Time) <-chan time.Time {
+	if until.IsZero() {
+		return nil
+	}
+	if x.timer == nil {
+		x.timer = time.NewTimer(time.Until(until))
+	} else {
+		x.timer.Reset(time.Until(until))
+	}
+	return x.timer.C
+}
+
+func (x *exchange) disarm() {
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+}
+
+// result reads the answer to a request.
+func (t *StdioTransport) result(ctx context.Context, c *child, req *Request, x *exchange, r reply, sent bool) (json.RawMessage, error) {
+	switch r.why {
+	case ReasonDisconnected:
+		return nil, c.lost(ctx, req.Method, sent)
+	case ReasonLimit:
+		return nil, t.fault(ctx, req.Method, ReasonLimit, true, "answer over max_message_bytes")
+	case ReasonTimeout:
+		return nil, t.fault(ctx, req.Method, ReasonTimeout, true, "the answer stalled in the middle of its line")
+	}
+	e, err := scanEnvelope(r.line)
+	if id, ok := intID(e.id); err == nil && !r.blind && (!ok || id != x.id) {
+		err = errSyntax
+	}
+	if err == nil && e.method == "" && e.err == nil && e.result != nil {
+		if r.large {
+			req.buf, req.free = r.line, t.recycle
+		}
+		return e.result, nil
+	}
+	defer t.discard(r)
+	if err == nil && e.method == "" && e.err != nil && e.result == nil {
+		if rpc, err := decodeError(e.err); err == nil {
+			rpc.Origin = Origin{Server: t.cfg.Name, Op: req.Method}
+			return nil, rpc
+		}
+	}
+	f := t.fault(ctx, req.Method, ReasonProtocol, true, "the answer is no JSON-RPC response")
+	f.Raw = clip(r.line)
+	return nil, f
+}
+
+// fault returns the error of op. A cancelled one unwraps to the context's.
+func (t *StdioTransport) fault(ctx context.Context, op string, why Reason, sent bool, detail string) *TransportError {
+	e := &TransportError{Origin: Origin{Server: t.cfg.Name, Op: op}, Reason: why, Sent: sent, Detail: detail}
+	if why == ReasonCancelled {
+		e.Err = context.Cause(ctx)
+		if !errors.Is(e.Err, ctx.Err()) {
+			e.Err = fmt.Errorf("%w: %w", ctx.Err(), e.Err)
+		}
+	}
+	return e
+}
+
+// grab returns a buffer of at least n bytes for a long line.
+func (t *StdioTransport) grab(n int) []byte {
+	if p, _ := t.large.Get().(*[]byte); p != nil && cap(*p) >= n {
+		return (*p)[:cap(*p)]
+	}
+	return make([]byte, n)
+}
+
+// give takes such a buffer back.
+func (t *StdioTransport) give(b []byte) { t.large.Put(&b) }
+
+// discard drops a reply that nobody wants.
+func (t *StdioTransport) discard(r reply) {
+	if r.large {
+		t.give(r.line)
+	}
+}
