@@ -923,9 +923,11 @@ type requester interface {
 }
 
 // listener is the optional interface of transports that can hold the server's
-// own stream open (the GET stream of the older revisions). It returns at once;
-// Close ends the stream.
-type listener interface{ listen(version string) }
+// own stream open (the GET stream of the older revisions). It waits a moment
+// for the server to open it; Close ends it.
+type listener interface {
+	listen(ctx context.Context, version string)
+}
 
 // A TransportSession speaks MCP over a [Transport]: it finds the protocol
 // revision, connects when an operation needs it and again when the connection
@@ -1623,7 +1625,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	if l.version == version2026 {
 		l.meta = s.modernMeta()
 	}
-	s.watch(l)
+	s.watch(ctx, l)
 	return l, last != nil, nil
 }
 
@@ -2015,10 +2017,10 @@ func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
 // watch keeps a stream open on which the server announces changes, if it is to
 // be watched. Up to 2025-11-25, a server may also send its requests there, so
 // that whoever has handlers listens too.
-func (s *TransportSession) watch(l *link) {
+func (s *TransportSession) watch(ctx context.Context, l *link) {
 	if l.version != version2026 {
 		if t, ok := s.t.(listener); ok && (s.cfg.Watch || len(s.o.Handlers) > 0) {
-			t.listen(l.version)
+			t.listen(ctx, l.version)
 		}
 		return
 	}
@@ -2027,8 +2029,7 @@ func (s *TransportSession) watch(l *link) {
 	if !s.cfg.Watch || s.unwatch != nil || s.closed {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.unwatch = cancel
+	ctx, s.unwatch = context.WithCancel(context.Background())
 	s.wg.Go(func() { s.subscribe(ctx) }) // ends with Close, which waits for it
 }
 
