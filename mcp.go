@@ -643,8 +643,8 @@ func (e *BudgetError) Unwrap() error { return e.Err }
 func (e *BudgetError) Timeout() bool { return true }
 
 // An ArgumentError is a call that did not fit its tool's input schema. Nothing
-// was sent. Its text names places and no values; [ArgumentError.Feedback] is
-// for the model and has them.
+// was sent. Its text names the keywords that were broken, and neither places nor
+// values; [ArgumentError.Feedback] is for the model and has them.
 type ArgumentError struct {
 	Origin
 	Tool    string
@@ -658,11 +658,14 @@ func (e *ArgumentError) Error() string {
 		return e.prefix() + "there is no tool " + quoted(e.Tool)
 	}
 	s := e.prefix() + "arguments for tool " + quoted(e.Tool) + " do not fit its input schema"
-	for i, is := range e.Issues {
-		if i == 3 {
-			return s + ", and more"
+	var broken []string // paths are the server's words
+	for _, is := range e.Issues {
+		if !slices.Contains(broken, is.Keyword) {
+			broken = append(broken, is.Keyword)
 		}
-		s += ": " + strconv.Quote(is.Path) + " " + is.Keyword
+	}
+	if broken != nil {
+		s += " (" + strings.Join(broken, ", ") + ")"
 	}
 	return s
 }
