@@ -843,6 +843,9 @@ func (c *Client) Close() error { return c.s.Close() }
 // error types of this package. A tool's own failure is a Result with IsError.
 func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	r, err := c.call(ctx, call)
+	if err == nil {
+		return r, nil
+	}
 	var re *RPCError
 	if errors.As(err, &re) && re.Code == -32020 {
 		// The server has other header annotations than those we know

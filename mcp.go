@@ -1332,8 +1332,11 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 
 // named says whose error it is, where a transport does not know.
 func (s *TransportSession) named(err error, op string) error {
+	if err == nil {
+		return nil
+	}
 	var o interface{ origin() *Origin }
-	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+	if errors.As(err, &o) && o.origin().Server == "" {
 		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
 	}
 	return err
@@ -1409,11 +1412,14 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
 	}
-	members := []map[string]any{meta}
+	members := [2]map[string]any{meta}
 	if s.o.Meta != nil {
-		members = append(members, s.o.Meta(ctx))
+		members[1] = s.o.Meta(ctx)
 	}
 	for i, m := range members {
+		if len(m) == 0 {
+			continue
+		}
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			if _, twice := meta[k]; twice && i > 0 || k == "idempotency-key" && key != "" || k == "progressToken" || strings.HasPrefix(k, metaPrefix) {
 				continue // the protocol's own keys are ours to set

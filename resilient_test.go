@@ -417,6 +417,18 @@ func TestEndedAfterFault(t *testing.T) {
 	})
 }
 
+// A session that gives up by itself says why; its words are kept.
+func TestCancelledWithin(t *testing.T) {
+	g := NewGuard(Config{Name: "s"}, nil)
+	err := g.Do(t.Context(), anyCall, func(context.Context) error {
+		return &TransportError{Reason: ReasonCancelled, Sent: true, Detail: "the handler failed", Err: io.EOF}
+	})
+	var te *TransportError
+	if !errors.As(err, &te) || te.Detail != "the handler failed" || !errors.Is(err, io.EOF) || te.GaveUp != "cancelled" || te.Attempts != 1 {
+		t.Errorf("got %+v", err)
+	}
+}
+
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGuard(Config{Name: "s", MaxInFlight: 2, CallTimeout: 10 * time.Second, BreakerFailures: 1}, nil)
@@ -710,6 +722,115 @@ func TestRandOutOfRange(t *testing.T) {
 				t.Errorf("window %v", h.RetryAfter)
 			}
 		})
+	}
+}
+
+// scripted is what a fake transport does on one attempt, in the words of the fault cases.
+func scripted(kind string) (*Result, error) {
+	switch kind {
+	case "tool_error":
+		return &Result{IsError: true}, nil
+	case "refusal":
+		return nil, &RPCError{Code: -32602}
+	case "invalid_result":
+		return nil, &ProtocolError{Detail: "missing"}
+	case "disconnect_before_send":
+		return nil, &TransportError{Reason: ReasonDisconnected}
+	case "disconnect_after_send":
+		return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
+	case "timeout":
+		return nil, &TransportError{Reason: ReasonTimeout, Sent: true}
+	case "http_429":
+		return nil, &TransportError{Reason: ReasonUnavailable, Status: 429, RetryAfter: time.Second}
+	case "http_503":
+		return nil, &TransportError{Reason: ReasonUnavailable, Status: 503, RetryAfter: time.Second, Sent: true}
+	}
+	return text("ok"), nil
+}
+
+// Scripts of attempts, one call after another: the cases RB-01, RB-03 and RB-05.
+func TestScriptedCalls(t *testing.T) {
+	type call struct {
+		keyed    bool
+		attempts int
+		wait     time.Duration // before the last attempt
+		want     error         // nil: a result
+	}
+	same := func(n int, c call) []call { return slices.Repeat([]call{c}, n) }
+	refusal, invalid := errors.New("refusal"), errors.New("invalid")
+	for _, tt := range []struct {
+		name   string
+		cfg    Config
+		script []string
+		calls  []call
+	}{
+		{"RB-01", Config{Retry: RetryConfig{MaxAttempts: 4}, BreakerFailures: 10},
+			[]string{"disconnect_after_send", "disconnect_after_send", "ok", "disconnect_before_send", "ok", "timeout", "ok"},
+			[]call{{attempts: 1, want: ReasonDisconnected}, {keyed: true, attempts: 2}, {attempts: 2}, {attempts: 1, want: ReasonTimeout}, {attempts: 1}}},
+		{"RB-03", Config{Retry: RetryConfig{MaxAttempts: 4}, BreakerFailures: 3},
+			slices.Concat(slices.Repeat([]string{"tool_error"}, 4), slices.Repeat([]string{"refusal"}, 4), slices.Repeat([]string{"invalid_result"}, 3),
+				[]string{"disconnect_after_send", "disconnect_after_send", "tool_error", "disconnect_after_send", "disconnect_after_send", "ok"}),
+			slices.Concat(same(4, call{attempts: 1}), same(4, call{attempts: 1, want: refusal}), same(3, call{attempts: 1, want: invalid}),
+				same(2, call{attempts: 1, want: ReasonDisconnected}), same(1, call{attempts: 1}), same(2, call{attempts: 1, want: ReasonDisconnected}), same(1, call{attempts: 1}))},
+		{"RB-05", Config{Retry: RetryConfig{MaxAttempts: 3}}, []string{"http_429", "ok", "http_503", "ok", "http_503"},
+			[]call{{attempts: 2, wait: time.Second}, {keyed: true, attempts: 2, wait: time.Second}, {attempts: 1, want: ReasonUnavailable}}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			var at []time.Time
+			s := NewResilientSession(&fakeSession{call: func(context.Context, *Call) (*Result, error) {
+				at = append(at, time.Now())
+				n++
+				return scripted(tt.script[n-1])
+			}}, tt.cfg, &Options{Rand: exact})
+			for i, c := range tt.calls {
+				at = nil
+				call := &Call{Tool: "echo"}
+				if c.keyed {
+					call.IdempotencyKey = "k"
+				}
+				_, err := s.CallTool(t.Context(), call)
+				ok := errors.Is(err, c.want)
+				switch c.want {
+				case refusal:
+					ok = errors.As(err, new(*RPCError))
+				case invalid:
+					ok = errors.As(err, new(*ProtocolError))
+				}
+				if !ok || len(at) != c.attempts || at[len(at)-1].Sub(at[0]) != c.wait {
+					t.Errorf("%s, call %d: %d attempts over %v, %v; want %d over %v, %v", tt.name, i, len(at), at[len(at)-1].Sub(at[0]), err, c.attempts, c.wait, c.want)
+				}
+			}
+			if h := s.Health(); h.State != BreakerClosed || n != len(tt.script) {
+				t.Errorf("%s: %d attempts, %v", tt.name, n, h)
+			}
+		})
+	}
+}
+
+// A dead child is the same error for all who waited. Each gets a copy that says
+// whose it is.
+func TestSharedError(t *testing.T) {
+	dead := &TransportError{Reason: ReasonDisconnected, Sent: true}
+	g := NewGuard(Config{Name: "s", MaxInFlight: -1, BreakerFailures: -1}, nil)
+	ids := make(chan string, 32)
+	var wg sync.WaitGroup
+	for range cap(ids) {
+		wg.Go(func() {
+			var te *TransportError
+			if errors.As(g.Do(t.Context(), anyCall, func(context.Context) error { return dead }), &te) {
+				ids <- te.Call
+			}
+		})
+	}
+	wg.Wait()
+	close(ids)
+	seen := map[string]bool{}
+	for id := range ids {
+		seen[id] = true
+	}
+	if len(seen) != cap(ids) || dead.Call != "" {
+		t.Errorf("%d ids for %d calls; the error itself has %q", len(seen), cap(ids), dead.Call)
 	}
 }
 
