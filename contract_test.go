@@ -24,9 +24,6 @@ import (
 // that nobody can rely on. The server of the suite is the same behind each; what
 // it does is asked for by the method of a request.
 
-// canary is in everything that the server says in words. No error text has it.
-const canary = "canary-7d1f"
-
 // A contractServer does what the methods of its requests say.
 type contractServer struct {
 	mu       sync.Mutex // guards the fields below

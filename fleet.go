@@ -813,6 +813,14 @@ func (c *Client) Tools() []Tool {
 	return slices.Clone(c.list.Tools)
 }
 
+// Adoption returns what came of the tool list that is in force, what was left
+// out of it included; nil before the first adoption. It is not changed.
+func (c *Client) Adoption() *Adoption {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.list
+}
+
 // Stale reports whether the tool list may have changed since it was adopted:
 // the server has announced it, has vouched for it only for a time that has
 // passed, or has come back different.

@@ -26,10 +26,6 @@ import (
 	"time"
 )
 
-// canary is in everything that the servers of these tests write, and must not be
-// in any error's text.
-const canary = "c4nary"
-
 // httpMessage is what a test server is sent.
 type httpMessage struct {
 	ID     json.RawMessage
