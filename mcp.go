@@ -1388,10 +1388,12 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	var meta map[string]any
 	if d.call != nil {
 		b = append(appendString(append(b, `"name":`...), d.call.Tool), `,"arguments":`...)
-		if d.call.Arguments == nil {
-			b = append(b, "{}"...)
-		} else if b, err = appendValue(b, d.call.Arguments); err != nil {
+		start := len(b)
+		if b, err = appendValue(b, d.call.Arguments); err != nil {
 			return nil, err
+		}
+		if string(b[start:]) == "null" { // of nil, whatever its type; servers refuse it
+			b = append(b[:start], "{}"...)
 		}
 		b = append(b, ',')
 		key, meta = d.call.IdempotencyKey, d.call.Meta
