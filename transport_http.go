@@ -45,6 +45,7 @@ const (
 	farewellWait   = time.Second           // for a notifications/cancelled
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
 	closeWait      = 2 * time.Second       // for everything that Close does
+	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
@@ -271,8 +272,10 @@ func (t *HTTPTransport) Close() error {
 	return nil
 }
 
-// listen holds the server's own stream open, if the server offers one.
-func (t *HTTPTransport) listen(version string) {
+// listen holds the server's own stream open, if the server offers one. It waits
+// a moment until it does: what a server says on a stream that is not open yet is
+// lost, or keeps it from answering.
+func (t *HTTPTransport) listen(ctx context.Context, version string) {
 	c, err := t.begin(context.Background(), &Request{Method: "listen", Version: version, Stream: true}, false)
 	if err != nil {
 		return
@@ -287,8 +290,13 @@ func (t *HTTPTransport) listen(version string) {
 		c.end()
 		return
 	}
+	open := make(chan struct{})
 	go func() { // ended by Close, or with the session; Close waits for it
-		_ = c.follow(nil)
+		resp, err := c.openStream("")
+		close(open)
+		if err == nil || passing(err) {
+			_ = c.follow(resp)
+		}
 		t.mu.Lock()
 		if t.listening == c {
 			t.listening = nil
@@ -296,6 +304,13 @@ func (t *HTTPTransport) listen(version string) {
 		t.mu.Unlock()
 		c.end()
 	}()
+	wait := time.NewTimer(listenWait)
+	defer wait.Stop()
+	select {
+	case <-open:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
 }
 
 // forget drops the session of generation gen, unless a later one has replaced

@@ -1522,8 +1522,8 @@ func TestHTTPListen(t *testing.T) {
 		inbound(tr, Inbound{Notify: func(method string, _ json.RawMessage) { notes = append(notes, method) }})
 		initialize(t, tr)
 		begun = time.Now()
-		tr.listen(version2511)
-		tr.listen(version2511)
+		tr.listen(t.Context(), version2511)
+		tr.listen(t.Context(), version2511)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if want := []string{" 0s", "a 90ms", "a 2.34s", "a 6.84s"}; !slices.Equal(gets, want) {
@@ -1541,12 +1541,12 @@ func TestHTTPListen(t *testing.T) {
 		}
 		live = true
 		initialize(t, tr)
-		tr.listen(version2511)
+		tr.listen(t.Context(), version2511)
 		synctest.Wait()
 		if len(gets) != 5 || !strings.HasPrefix(gets[4], " ") || tr.listening != nil {
 			t.Errorf("GETs %q: want one more, from the beginning", gets)
 		}
-		tr.listen(version2511)
+		tr.listen(t.Context(), version2511)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if len(gets) != 6 {
@@ -1626,7 +1626,7 @@ func TestHTTPOldTransport(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		tr.listen(version2411) // has nothing to listen to
+		tr.listen(t.Context(), version2411) // has nothing to listen to
 		if fresh, _ := tr.Open(t.Context(), Inbound{}); fresh {
 			t.Error("fresh while the stream stands")
 		}
@@ -1738,7 +1738,7 @@ func TestHTTPLeaks(t *testing.T) {
 			return nil, ctx.Err()
 		}})
 		initialize(t, tr)
-		tr.listen(version2511)
+		tr.listen(t.Context(), version2511)
 		var wg sync.WaitGroup
 		for i := range 24 {
 			wg.Go(func() {
