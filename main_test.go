@@ -16,6 +16,7 @@ var children = map[string]func(args []string) int{
 	"case":            caseChild,
 	"case-grandchild": caseGrandchild,
 	"contract":        contractChild,
+	"puppet":          puppetChild,
 }
 
 func TestMain(m *testing.M) {
