@@ -843,6 +843,9 @@ func (c *Client) Close() error { return c.s.Close() }
 // error types of this package. A tool's own failure is a Result with IsError.
 func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	r, err := c.call(ctx, call)
+	if err == nil {
+		return r, nil
+	}
 	var re *RPCError
 	if errors.As(err, &re) && re.Code == -32020 {
 		// The server has other header annotations than those we know
@@ -1401,10 +1404,10 @@ func (f *Fleet) admit(c *Client, p *prospect) error {
 	for _, t := range p.list.Tools {
 		holder := f.routes[t.Name]
 		if slices.Contains(c.o.LocalNames, t.Name) {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "its tool " + quoted(t.Remote) + " and a local tool would both be called " + quoted(t.Name) + "; give the server a prefix"}
+			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and a local one would both be called " + quoted(t.Name) + "; give the server a prefix"}
 		}
 		if holder != nil && holder != c {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "its tool " + quoted(t.Remote) + " and one of server " + quoted(holder.cfg.Name) + " would both be called " + quoted(t.Name) + "; give one of them a prefix"}
+			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and one of server " + quoted(holder.cfg.Name) + " would both be called " + quoted(t.Name) + "; give one of them a prefix"}
 		}
 	}
 	maps.DeleteFunc(f.routes, func(_ string, holder *Client) bool { return holder == c })

@@ -643,8 +643,8 @@ func (e *BudgetError) Unwrap() error { return e.Err }
 func (e *BudgetError) Timeout() bool { return true }
 
 // An ArgumentError is a call that did not fit its tool's input schema. Nothing
-// was sent. Its text names places and no values; [ArgumentError.Feedback] is
-// for the model and has them.
+// was sent. Its text names the keywords that were broken, and neither places nor
+// values; [ArgumentError.Feedback] is for the model and has them.
 type ArgumentError struct {
 	Origin
 	Tool    string
@@ -658,11 +658,14 @@ func (e *ArgumentError) Error() string {
 		return e.prefix() + "there is no tool " + quoted(e.Tool)
 	}
 	s := e.prefix() + "arguments for tool " + quoted(e.Tool) + " do not fit its input schema"
-	for i, is := range e.Issues {
-		if i == 3 {
-			return s + ", and more"
+	var broken []string // paths are the server's words
+	for _, is := range e.Issues {
+		if !slices.Contains(broken, is.Keyword) {
+			broken = append(broken, is.Keyword)
 		}
-		s += ": " + strconv.Quote(is.Path) + " " + is.Keyword
+	}
+	if broken != nil {
+		s += " (" + strings.Join(broken, ", ") + ")"
 	}
 	return s
 }
@@ -1324,8 +1327,11 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 
 // named says whose error it is, where a transport does not know.
 func (s *TransportSession) named(err error, op string) error {
+	if err == nil {
+		return nil
+	}
 	var o interface{ origin() *Origin }
-	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+	if errors.As(err, &o) && o.origin().Server == "" {
 		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
 	}
 	return err
@@ -1401,11 +1407,14 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
 	}
-	members := []map[string]any{meta}
+	members := [2]map[string]any{meta}
 	if s.o.Meta != nil {
-		members = append(members, s.o.Meta(ctx))
+		members[1] = s.o.Meta(ctx)
 	}
 	for i, m := range members {
+		if len(m) == 0 {
+			continue
+		}
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			if _, twice := meta[k]; twice && i > 0 || k == "idempotency-key" && key != "" || k == "progressToken" || strings.HasPrefix(k, metaPrefix) {
 				continue // the protocol's own keys are ours to set

@@ -152,7 +152,7 @@ type Guard struct {
 	prefix string             // of call ids
 	ids    atomic.Uint64      // call ids made
 
-	mu         sync.Mutex // guards the fields below, and calls of opt.Rand
+	mu         sync.Mutex // guards the fields below; held while opt.Rand is called
 	breaker    breaker
 	cause      error    // what the last fault was, in one word; may be nil
 	health     Health   // but for what the breaker knows
@@ -269,14 +269,14 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 			return err
 		}
 		if r.class == OutcomeProtocol {
-			g.log(slog.LevelWarn, "protocol outcome", &o, r.class, err)
+			g.log(ctx, slog.LevelWarn, "protocol outcome", &o, r.class, err)
 		}
 		wait, gaveUp := g.decide(&o, r)
 		if gaveUp != "" {
 			return g.stamp(&o, err, gaveUp)
 		}
 		o.fault = err
-		g.log(slog.LevelDebug, "retry", &o, r.class, err, slog.Duration("wait", wait))
+		g.log(ctx, slog.LevelDebug, "retry", &o, r.class, err, slog.Duration("wait", wait))
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -301,8 +301,10 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		return ruling{again: ended}, err
 	}
 	var spanEnd func(Health, error)
-	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned // should a hook of ours end it
-	defer func() {                                                                      // also if the reach panics or leaves its goroutine
+	// What holds if this function is left by a panic or runtime.Goexit: of a
+	// hook, until the reach begins.
+	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
+	defer func() {
 		h := g.settle(o, t, r, start, spanEnd != nil)
 		g.release()
 		if spanEnd != nil {
@@ -323,7 +325,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		rctx, cancel = context.WithTimeoutCause(rctx, bound, ReasonTimeout)
 	}
 	defer cancel()
-	r.verdict = fault // unless it comes back with another
+	r.verdict = fault // from here on the server's
 	err = w.reach(rctx)
 	if err == nil {
 		r = ruling{class: OutcomeOK, verdict: good}
@@ -407,9 +409,12 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	}
 	if !ok {
 		g.health.Refused++
-		// No call id: a refusal has neither a span nor a log line.
-		return t, state, &UnavailableError{Origin: Origin{Server: g.cfg.Name, Op: o.Name, GaveUp: "breaker"},
+		e := &UnavailableError{Origin: Origin{Server: g.cfg.Name, Op: o.Name, GaveUp: "breaker"},
 			State: state, RetryAfter: g.breaker.wait(now), Err: g.cause}
+		if g.opt.Trace != nil || g.opt.Logger != nil { // else the id could be found nowhere, and costs an allocation
+			e.Call = g.id(o)
+		}
+		return t, state, e
 	}
 	g.health.Calls++
 	if o.reaches++; o.reaches > 1 {
@@ -463,7 +468,7 @@ func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
 	h.State = state
 	by := operation{Operation: o.Operation, id: g.id(o), attempts: o.reaches}
 	g.events = append(g.events, func() {
-		g.log(level, "breaker "+state.String(), &by, h.Outcome, nil, slog.String("state", state.String()))
+		g.log(context.Background(), level, "breaker "+state.String(), &by, h.Outcome, nil, slog.String("state", state.String()))
 		if g.opt.OnState != nil {
 			g.opt.OnState(h)
 		}
@@ -494,11 +499,12 @@ func (g *Guard) deliver() {
 	}
 }
 
-// log writes a line. What is logged, and that no word of a server is in it at
-// Info or above, is a promise of the package comment.
-func (g *Guard) log(level slog.Level, msg string, o *operation, class Outcome, err error, more ...slog.Attr) {
+// log writes a line: at Warn that the breaker opened and each protocol outcome,
+// at Info its other transitions, at Debug each retry. No word of a server is in
+// a line at Info or above.
+func (g *Guard) log(ctx context.Context, level slog.Level, msg string, o *operation, class Outcome, err error, more ...slog.Attr) {
 	l := g.opt.Logger
-	if l == nil || !l.Enabled(context.Background(), level) {
+	if l == nil || !l.Enabled(ctx, level) {
 		return
 	}
 	attrs := append(more, slog.String("server", g.cfg.Name), slog.String("op", o.Name), slog.String("call", g.id(o)),
@@ -506,7 +512,7 @@ func (g *Guard) log(level slog.Level, msg string, o *operation, class Outcome, e
 	if err != nil {
 		attrs = append(attrs, slog.String("err", err.Error()))
 	}
-	l.LogAttrs(context.Background(), level, "mcp: "+msg, attrs...)
+	l.LogAttrs(ctx, level, "mcp: "+msg, attrs...)
 }
 
 // id returns the id of an operation; most never need one.
@@ -557,25 +563,25 @@ func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp strin
 func (g *Guard) dress(o *operation, r ruling, err error) error {
 	o.attempts += max(1, r.tries)
 	o.sent = o.sent || r.sent
+	te, _ := origins(err).(*TransportError)
 	switch {
 	case r.class == OutcomeOK:
 		return nil
+	case r.again == ended && te != nil && te.Reason == ReasonCancelled && te.Err != nil && o.fault == nil && r.class == OutcomeCancelled:
+		return g.stamp(o, te, "cancelled") // which knows more
 	case r.again == ended:
 		return g.ended(o, r.class == OutcomeCancelled)
-	case r.class != OutcomeTimeout:
+	case r.class != OutcomeTimeout || te != nil && te.Reason == ReasonTimeout:
 		return err
 	}
-	e := &TransportError{Sent: r.sent}
-	if te, ok := origins(err).(*TransportError); ok {
-		if te.Reason == ReasonTimeout {
-			return err
-		}
-		*e = *te
+	// The ceiling passed, and the session speaks of its context, in which the
+	// caller would see a deadline of its own.
+	e := TransportError{Sent: r.sent}
+	if te != nil {
+		e = *te
 	}
-	// The session speaks of its context, in which the caller would see a
-	// deadline of its own.
 	e.Reason, e.Detail, e.Err = ReasonTimeout, "no answer within "+o.Timeout.String(), nil
-	return e
+	return &e
 }
 
 // ended is the error of an operation that its caller or its run ended.
@@ -972,7 +978,7 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 		s.keep(call, r)
 		return r, nil
 	}
-	if !missing(err) {
+	if !missing(err) || ctx.Err() != nil {
 		return nil, err
 	}
 	if r, age := s.recall(call); r != nil {
@@ -983,7 +989,7 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 			return s.degraded(r, err, "alternative "+strconv.Itoa(i+1)), nil
 		}
 	}
-	if s.f.Stub != nil && ctx.Err() == nil {
+	if s.f.Stub != nil {
 		if r := s.f.Stub(call); r != nil {
 			return s.degraded(r, err, "stub"), nil
 		}

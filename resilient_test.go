@@ -417,6 +417,18 @@ func TestEndedAfterFault(t *testing.T) {
 	})
 }
 
+// A session that gives up by itself says why; its words are kept.
+func TestCancelledWithin(t *testing.T) {
+	g := NewGuard(Config{Name: "s"}, nil)
+	err := g.Do(t.Context(), anyCall, func(context.Context) error {
+		return &TransportError{Reason: ReasonCancelled, Sent: true, Detail: "the handler failed", Err: io.EOF}
+	})
+	var te *TransportError
+	if !errors.As(err, &te) || te.Detail != "the handler failed" || !errors.Is(err, io.EOF) || te.GaveUp != "cancelled" || te.Attempts != 1 {
+		t.Errorf("got %+v", err)
+	}
+}
+
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGuard(Config{Name: "s", MaxInFlight: 2, CallTimeout: 10 * time.Second, BreakerFailures: 1}, nil)
@@ -713,8 +725,8 @@ func TestRandOutOfRange(t *testing.T) {
 	}
 }
 
-// What a fake transport does on one attempt, in the words of the fault cases.
-func attempt(kind string) (*Result, error) {
+// scripted is what a fake transport does on one attempt, in the words of the fault cases.
+func scripted(kind string) (*Result, error) {
 	switch kind {
 	case "tool_error":
 		return &Result{IsError: true}, nil
@@ -769,7 +781,7 @@ func TestScriptedCalls(t *testing.T) {
 			s := NewResilientSession(&fakeSession{call: func(context.Context, *Call) (*Result, error) {
 				at = append(at, time.Now())
 				n++
-				return attempt(tt.script[n-1])
+				return scripted(tt.script[n-1])
 			}}, tt.cfg, &Options{Rand: exact})
 			for i, c := range tt.calls {
 				at = nil
