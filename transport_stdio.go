@@ -23,6 +23,7 @@ const (
 	stdioLimit    = 5 * time.Second        // from the end of stdin to KILL
 	stdioParting  = 200 * time.Millisecond // between the end of stdout and the child's own end
 	stdioLinger   = 100 * time.Millisecond // for what a dead child has left in its pipes
+	stdioSweep    = 500 * time.Millisecond // for the killed to be gone; an init that reaps nothing keeps them
 	stdioPulse    = 100 * time.Millisecond // until a call begins to wait for the process too
 	stdioSlice    = 50 * time.Millisecond  // a blocked write looks at its context this often
 	stdioCancel   = 50 * time.Millisecond  // for telling the server that a call was given up
@@ -149,7 +150,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return nil, t.fault(ctx, req.Method, ReasonLimit, false, "request over max_message_bytes")
 	}
-	x.line = append(x.line, '\n')
+	x.line = frame(x.line)
 	if !c.register(x) {
 		return nil, c.lost(ctx, req.Method, false)
 	}
@@ -180,7 +181,7 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return t.fault(ctx, req.Method, ReasonLimit, false, "notification over max_message_bytes")
 	}
-	x.line = append(x.line, '\n')
+	x.line = frame(x.line)
 	sent, why := c.write(ctx, x, req.Deadline)
 	switch why {
 	case "":

@@ -260,7 +260,7 @@ func (c *child) cancel(method string, id int64, why Reason) {
 		return
 	}
 	params := `{"requestId":` + strconv.FormatInt(id, 10) + `,"reason":"` + string(why) + `"}`
-	x := &exchange{line: append(appendNotification(nil, "notifications/cancelled", []byte(params)), '\n')}
+	x := &exchange{line: frame(appendNotification(nil, "notifications/cancelled", []byte(params)))}
 	c.write(context.Background(), x, time.Now().Add(stdioCancel))
 }
 
@@ -346,6 +346,8 @@ func (c *child) message(ctx context.Context, b []byte, line bool) {
 		} else {
 			c.t.late.Add(1)
 		}
+	case string(e.id) == "null" && e.method != "":
+		c.t.skipped.Add(1)
 	case e.method == "":
 		var x *exchange
 		if e.err != nil && (e.id == nil || string(e.id) == "null") {
@@ -468,7 +470,7 @@ func (c *child) handle(ctx context.Context) {
 		if err != nil && !errors.As(err, &rpc) || len(result) > c.t.cfg.MaxMessageBytes {
 			rpc = &RPCError{Code: -32603, Message: "internal error"}
 		}
-		x := &exchange{line: append(appendResponse(nil, e.id, result, rpc), '\n')}
+		x := &exchange{line: frame(appendResponse(nil, e.id, result, rpc))}
 		c.write(ctx, x, time.Now().Add(stdioAnswer))
 		x.disarm()
 	}
@@ -558,6 +560,9 @@ func (c *child) bury(grace time.Duration) {
 		}
 		if c.state != nil {
 			detail = c.state.String()
+		}
+		for until := time.Now().Add(stdioSweep); !c.tree.gone(c.proc) && time.Now().Before(until); {
+			time.Sleep(time.Millisecond)
 		}
 	}
 	within(c.drained, stdioLinger)
