@@ -556,7 +556,10 @@ func (p *placeholders) answering(e envelope) {
 	}
 }
 
-var placeholderForm = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+var (
+	placeholderForm  = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+	placeholderAlone = regexp.MustCompile(`"` + placeholderForm.String() + `"`)
+)
 
 // value is the JSON of a placeholder; text says that it stands for a text.
 func (p *placeholders) value(name string) (v string, text bool) {
@@ -594,8 +597,10 @@ func (p *placeholders) json(raw json.RawMessage) []byte {
 	if err := json.Compact(&b, raw); err != nil {
 		panic(err) // it was decoded from a file
 	}
-	whole := regexp.MustCompile(`"` + placeholderForm.String() + `"`)
-	out := whole.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
+	if !bytes.Contains(b.Bytes(), []byte("{{")) {
+		return b.Bytes()
+	}
+	out := placeholderAlone.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
 		v, text := p.value(string(m[3 : len(m)-3]))
 		if text {
 			return appendString(nil, v)
@@ -796,8 +801,8 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 	if b := p.Breaker; b != nil {
 		cfg.BreakerFailures, cfg.BreakerReset = b.Threshold, ms(b.CooldownMS)
 	}
-	if len(p.ProtocolVersions) > 0 && p.ProtocolVersions[0] != version2511 {
-		cfg.Protocol = p.ProtocolVersions[0]
+	if v := p.ProtocolVersions; len(v) > 0 && v[0] != version2026 && v[0] != version2511 {
+		cfg.Protocol = v[0] // else the best one is offered anyhow
 	}
 	switch p.Validate {
 	case "warn", "lenient", "advise":
@@ -902,8 +907,8 @@ func (r *caseRun) doParallel(ctx context.Context, step *caseStep) stepResult {
 func (r *caseRun) timed(ctx context.Context, step *caseStep, c *caseClient) stepResult {
 	out := stepResult{step: step, reaches: new(reachLog)}
 	ctx = context.WithValue(ctx, reachLogKey{}, out.reaches)
-	if step.DeadlineMS > 0 {
-		limited, cancel := context.WithTimeout(ctx, ms(step.DeadlineMS))
+	if d := cmp.Or(step.DeadlineMS, r.c.Action.Policy.MaxTotalMS); d > 0 {
+		limited, cancel := context.WithTimeout(ctx, ms(d))
 		defer cancel()
 		ctx = limited
 	}
@@ -1723,7 +1728,7 @@ func (w *stdioWorld) config(cfg *Config, url string) {
 	}
 	cfg.Command = []string{exe}
 	cfg.EnvAllow = hostEnv
-	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir}
+	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir, quickExit[0]: quickExit[1]}
 	maps.Copy(cfg.Env, w.r.c.Action.Policy.Env)
 }
 
@@ -2500,6 +2505,13 @@ func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
 	}
 	if len(a.Tools) == 0 {
 		return nil, &SchemaError{Detail: fmt.Sprint(a.Rejected)}
+	}
+	// A tool whose output schema cannot be held is adopted, and that is
+	// reported; who is strict goes by the report.
+	for _, p := range a.Partial {
+		if r.c.Action.Policy.Validate == "strict" && strings.HasPrefix(p.Reason, "output schema is not checked") {
+			return nil, &SchemaError{Detail: p.Reason}
+		}
 	}
 	return client.Call(ctx, &Call{Tool: a.Tools[0].Name})
 }
