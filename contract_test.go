@@ -24,9 +24,6 @@ import (
 // that nobody can rely on. The server of the suite is the same behind each; what
 // it does is asked for by the method of a request.
 
-// contractCanary is in everything that the server says in words. No error text has it.
-const contractCanary = "contractCanary-7d1f"
-
 // A contractServer does what the methods of its requests say.
 type contractServer struct {
 	mu       sync.Mutex // guards the fields below
@@ -83,7 +80,7 @@ func (s *contractServer) handle(ctx context.Context, method string, params json.
 		s.mu.Unlock()
 		return nil, &RPCError{Code: 1}
 	case "x/refuse":
-		return nil, &RPCError{Code: p.N, Message: contractCanary, Data: json.RawMessage(`{"why":"` + contractCanary + `"}`)}
+		return nil, &RPCError{Code: p.N, Message: canary, Data: json.RawMessage(`{"why":"` + canary + `"}`)}
 	case "x/big":
 		return map[string]any{"big": strings.Repeat("x", p.N)}, nil
 	case "x/notify":
@@ -101,8 +98,8 @@ func (s *contractServer) handle(ctx context.Context, method string, params json.
 		wg.Wait()
 		return map[string]any{}, nil
 	case "x/stray":
-		peer.stray(`{"jsonrpc":"2.0","id":987654,"result":{"x":"` + contractCanary + `"}}`)
-		peer.stray(`{"jsonrpc":"2.0","id":"other","error":{"code":1,"message":"` + contractCanary + `"}}`)
+		peer.stray(`{"jsonrpc":"2.0","id":987654,"result":{"x":"` + canary + `"}}`)
+		peer.stray(`{"jsonrpc":"2.0","id":"other","error":{"code":1,"message":"` + canary + `"}}`)
 		peer.stray(`{"jsonrpc":"2.0","method":"notifications/x","params":{"i":0}}`)
 		return map[string]any{"ok": true}, nil
 	case "x/broken":
@@ -120,7 +117,7 @@ func (s *contractServer) handle(ctx context.Context, method string, params json.
 		defer s.mu.Unlock()
 		return map[string]any{"pings": s.pings, "most": s.most, "ended": s.ended, "received": s.received}, nil
 	}
-	return nil, &RPCError{Code: -32601, Message: contractCanary}
+	return nil, &RPCError{Code: -32601, Message: canary}
 }
 
 func (s *contractServer) notified(method string) {
@@ -208,7 +205,7 @@ func contractChild(args []string) int {
 			stray: func(message string) { write([]byte(message)) },
 			lose:  func() { os.Exit(7) },
 			broken: func() json.RawMessage {
-				write([]byte(`{"jsonrpc":"2.0","id":` + string(id) + `,"result":{"` + contractCanary))
+				write([]byte(`{"jsonrpc":"2.0","id":` + string(id) + `,"result":{"` + canary))
 				select {}
 			},
 		}
@@ -281,7 +278,7 @@ func (h *contractHTTP) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if r.Header.Get("Mcp-Session-Id") != h.session {
 		h.smu.Unlock()
 		w.WriteHeader(http.StatusNotFound)
-		io.WriteString(w, contractCanary)
+		io.WriteString(w, canary)
 		return
 	}
 	// As MCP 2025-11-25 has it, a client that goes away has not cancelled.
@@ -336,7 +333,7 @@ func (h *contractHTTP) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	b := contractAnswer(e.id, v, refusal)
 	if e.method == "x/broken" {
-		b = []byte(`{"jsonrpc":"2.0","id":` + string(e.id) + `,"result":{"` + contractCanary)
+		b = []byte(`{"jsonrpc":"2.0","id":` + string(e.id) + `,"result":{"` + canary)
 	}
 	if h.sse {
 		write(string(b))
@@ -464,7 +461,7 @@ func ask(ctx context.Context, tr Transport, method, format string, args ...any) 
 		req.Params = fmt.Appendf(nil, format, args...)
 	}
 	b, err := tr.Call(ctx, req)
-	if err != nil && strings.Contains(err.Error(), contractCanary) {
+	if err != nil && strings.Contains(err.Error(), canary) {
 		err = fmt.Errorf("the server's words are in an error: %w", err)
 	}
 	return string(b), err
@@ -631,7 +628,7 @@ func contractRefusals(t *testing.T, tr Transport, _ func()) {
 	for _, code := range []int{-32602, -32603, 0, 42} {
 		_, err := ask(t.Context(), tr, "x/refuse", `{"n":%d}`, code)
 		var refusal *RPCError
-		if !errors.As(err, &refusal) || refusal.Code != code || refusal.Message != contractCanary || !sameValue(t, string(refusal.Data), `{"why":"`+contractCanary+`"}`) {
+		if !errors.As(err, &refusal) || refusal.Code != code || refusal.Message != canary || !sameValue(t, string(refusal.Data), `{"why":"`+canary+`"}`) {
 			t.Errorf("refusal with %d: %v (%+v)", code, err, refusal)
 		}
 	}
@@ -827,7 +824,7 @@ func contractBroken(t *testing.T, tr Transport, _ func()) {
 		}
 	})
 	_, err := ask(t.Context(), tr, "x/broken", "{}")
-	if te := wantReason(t, err, ReasonProtocol, true); strings.Contains(err.Error(), contractCanary) {
+	if te := wantReason(t, err, ReasonProtocol, true); strings.Contains(err.Error(), canary) {
 		t.Errorf("%v has the server's words", te)
 	}
 	if _, err := ask(t.Context(), tr, "x/echo", "{}"); err != nil {

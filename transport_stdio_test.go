@@ -22,8 +22,6 @@ import (
 	"time"
 )
 
-// canary stands in whatever the child writes, and must be in no error's text.
-const canary = "cAnArY"
 
 // order is the params of a request to the serving child: the method says what
 // it does, the members how.
