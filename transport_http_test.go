@@ -26,9 +26,9 @@ import (
 	"time"
 )
 
-// canary is in everything that the servers of these tests write, and must not be
+// httpCanary is in everything that the servers of these tests write, and must not be
 // in any error's text.
-const canary = "c4nary"
+const httpCanary = "c4nary"
 
 // httpMessage is what a test server is sent.
 type httpMessage struct {
@@ -130,7 +130,7 @@ func wantFault(t *testing.T, err error, reason Reason, sent bool, status int) *T
 	if e.Server != "srv" || e.Op == "" {
 		t.Errorf("origin = %+v", e.Origin)
 	}
-	if strings.Contains(err.Error(), canary) {
+	if strings.Contains(err.Error(), httpCanary) {
 		t.Errorf("the text has the server's words: %v", err)
 	}
 	if len(e.Raw) > rawLimit {
@@ -198,7 +198,7 @@ func TestHTTPStatus(t *testing.T) {
 	)
 	ours, null, foreign := `%s`, `null`, `4711`
 	rpc := func(code int, id string) string {
-		return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":"`+canary+`"}}`, id, code)
+		return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":"`+httpCanary+`"}}`, id, code)
 	}
 	for _, tt := range []struct {
 		status int
@@ -213,8 +213,8 @@ func TestHTTPStatus(t *testing.T) {
 		{status: 302, reason: ReasonProtocol, sent: true},
 		{status: 307, reason: ReasonProtocol, sent: true},
 		{status: 308, mode: session, reason: ReasonProtocol, sent: true},
-		{status: 400, body: canary, reason: ReasonProtocol, sent: true},
-		{status: 400, body: canary, mode: session, reason: ReasonProtocol, sent: true},
+		{status: 400, body: httpCanary, reason: ReasonProtocol, sent: true},
+		{status: 400, body: httpCanary, mode: session, reason: ReasonProtocol, sent: true},
 		{status: 400, body: rpc(-32602, ours), code: -32602},
 		{status: 400, body: rpc(-32022, ours), code: -32022},
 		{status: 400, body: rpc(-32000, ours), mode: session, code: -32000},
@@ -241,7 +241,7 @@ func TestHTTPStatus(t *testing.T) {
 		{status: 429, body: rpc(-32000, ours), reason: ReasonUnavailable},
 		{status: 500, body: rpc(-32603, ours), reason: ReasonUnavailable, sent: true},
 		{status: 501, reason: ReasonUnavailable, sent: true},
-		{status: 502, body: "<html>" + canary, reason: ReasonUnavailable, sent: true},
+		{status: 502, body: "<html>" + httpCanary, reason: ReasonUnavailable, sent: true},
 		{status: 503, mode: session, reason: ReasonUnavailable, sent: true},
 		{status: 504, reason: ReasonUnavailable, sent: true},
 		{status: 599, reason: ReasonUnavailable, sent: true},
@@ -265,8 +265,8 @@ func TestHTTPStatus(t *testing.T) {
 					return
 				}
 				seen++
-				w.Header().Set("Location", "http://"+canary+"/")
-				w.Header().Set("Www-Authenticate", "Bearer "+canary)
+				w.Header().Set("Location", "http://"+httpCanary+"/")
+				w.Header().Set("Www-Authenticate", "Bearer "+httpCanary)
 				body := tt.body
 				if strings.Contains(body, "%s") {
 					body = fmt.Sprintf(body, m.ID)
@@ -293,15 +293,15 @@ func TestHTTPStatus(t *testing.T) {
 			case tt.code != 0 && !errors.As(err, &r):
 				t.Fatalf("error = %v want JSON-RPC error %d", err, tt.code)
 			case tt.code != 0:
-				if r.Code != tt.code || r.Status != tt.status || r.Message != canary || strings.Contains(r.Error(), canary) || r.Server != "srv" {
+				if r.Code != tt.code || r.Status != tt.status || r.Message != httpCanary || strings.Contains(r.Error(), httpCanary) || r.Server != "srv" {
 					t.Errorf("error = %+v", r)
 				}
 			default:
 				e := wantFault(t, err, tt.reason, tt.sent, tt.status)
-				if tt.status/100 == 3 && string(e.Raw) != "http://"+canary+"/" {
+				if tt.status/100 == 3 && string(e.Raw) != "http://"+httpCanary+"/" {
 					t.Errorf("Raw = %q want the target", e.Raw)
 				}
-				if (tt.status == 401 || tt.status == 403) && string(e.Raw) != "Bearer "+canary {
+				if (tt.status == 401 || tt.status == 403) && string(e.Raw) != "Bearer "+httpCanary {
 					t.Errorf("Raw = %q want the challenge", e.Raw)
 				}
 			}
@@ -388,7 +388,7 @@ func TestHTTPReplies(t *testing.T) {
 	const sse = "text/event-stream"
 	answer := `{"jsonrpc":"2.0","id":%s,"result":{"text":"ok"}}`
 	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"n":1}}`
-	other := `{"jsonrpc":"2.0","id":4711,"result":{"text":"` + canary + `"}}`
+	other := `{"jsonrpc":"2.0","id":4711,"result":{"text":"` + httpCanary + `"}}`
 	for _, tt := range []struct {
 		name, media, body string
 		reason            Reason // "": the answer
@@ -402,22 +402,22 @@ func TestHTTPReplies(t *testing.T) {
 		{name: "id as text", media: "application/json", body: strings.Replace(answer, "%s", `"%s"`, 1)},
 		{name: "batch", media: "application/json", body: "\n[" + note + "," + answer + "]", notes: 1},
 		{name: "batch with another answer", media: "application/json", body: "[" + other + "," + answer + "]"},
-		{name: "error", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"` + canary + `"}}`, code: -32603},
+		{name: "error", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"` + httpCanary + `"}}`, code: -32603},
 		{name: "error for nobody", media: "application/json", body: `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"m"}}`, code: -32700},
 		{name: "error without an id", media: "application/json", body: `{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}`, code: -32700},
-		{name: "error without a code", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"message":"` + canary + `"}}`, reason: ReasonProtocol, detail: "not a JSON-RPC error"},
+		{name: "error without a code", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"message":"` + httpCanary + `"}}`, reason: ReasonProtocol, detail: "not a JSON-RPC error"},
 		{name: "another id", media: "application/json", body: other, reason: ReasonProtocol, detail: "answer to another request"},
 		{name: "null id", media: "application/json", body: `{"jsonrpc":"2.0","id":null,"result":{}}`, reason: ReasonProtocol, detail: "answer to another request"},
-		{name: "no message", media: "application/json", body: `{"` + canary + `":1}`, reason: ReasonProtocol, detail: "not JSON-RPC"},
-		{name: "no JSON", media: "application/json", body: canary, reason: ReasonProtocol, detail: "not JSON-RPC"},
+		{name: "no message", media: "application/json", body: `{"` + httpCanary + `":1}`, reason: ReasonProtocol, detail: "not JSON-RPC"},
+		{name: "no JSON", media: "application/json", body: httpCanary, reason: ReasonProtocol, detail: "not JSON-RPC"},
 		{name: "both", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"result":{},"error":{"code":1,"message":"m"}}`, reason: ReasonProtocol, detail: "not JSON-RPC"},
 		{name: "notification only", media: "application/json", body: note, reason: ReasonProtocol, detail: "no answer", notes: 1},
 		{name: "empty batch", media: "application/json", body: "[]", reason: ReasonProtocol, detail: "no answer"},
 		{name: "empty", media: "application/json", body: " \n", reason: ReasonProtocol, detail: "empty body"},
-		{name: "html", media: "text/html; charset=utf-8", body: "<html>" + canary, reason: ReasonProtocol, detail: "text/html"},
+		{name: "html", media: "text/html; charset=utf-8", body: "<html>" + httpCanary, reason: ReasonProtocol, detail: "text/html"},
 		{name: "plain text", media: "text/plain", body: answer, reason: ReasonProtocol, detail: "text/plain"},
-		{name: "unknown type", media: "text/" + canary, body: canary, reason: ReasonProtocol, detail: "unknown media type"},
-		{name: "malformed type", media: canary + ";;/", body: canary, reason: ReasonProtocol, detail: "unknown media type"},
+		{name: "unknown type", media: "text/" + httpCanary, body: httpCanary, reason: ReasonProtocol, detail: "unknown media type"},
+		{name: "malformed type", media: httpCanary + ";;/", body: httpCanary, reason: ReasonProtocol, detail: "unknown media type"},
 		{name: "empty html", media: "text/html", reason: ReasonProtocol, detail: "empty body"},
 
 		{name: "event", media: sse, body: "data: " + answer + "\n\n"},
@@ -427,11 +427,11 @@ func TestHTTPReplies(t *testing.T) {
 		{name: "byte order mark", media: sse, body: "\uFEFFdata: " + answer + "\n\n"},
 		{name: "several lines", media: sse, body: "data: {\"jsonrpc\":\ndata:\"2.0\",\ndata:  \"id\":%s,\ndata\ndata: \"result\":{\"text\":\"ok\"}}\n\n"},
 		{name: "priming, comments, retry", media: sse, body: "id: 1\ndata: \n\n: keep-alive\n\nretry: 10\n\nid\n\n:\n: x\nnonsense\nevent\ndata: " + note + "\n\ndata: " + answer + "\n\n", notes: 1},
-		{name: "other event types", media: sse, body: "event: ping\ndata: " + canary + "\n\ndata: " + answer + "\n\n"},
+		{name: "other event types", media: sse, body: "event: ping\ndata: " + httpCanary + "\n\ndata: " + answer + "\n\n"},
 		{name: "another answer first", media: sse, body: "data: " + other + "\n\ndata: " + answer + "\n\n"},
 		{name: "batch in an event", media: sse, body: "data: [" + note + "," + answer + "]\n\n", notes: 1},
 		{name: "error in an event", media: sse, body: "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"error\":{\"code\":-32603,\"message\":\"m\"}}\n\n", code: -32603},
-		{name: "not JSON in an event", media: sse, body: "data: " + canary + "\n\ndata: " + answer + "\n\n", reason: ReasonProtocol, detail: "event is not JSON-RPC"},
+		{name: "not JSON in an event", media: sse, body: "data: " + httpCanary + "\n\ndata: " + answer + "\n\n", reason: ReasonProtocol, detail: "event is not JSON-RPC"},
 		{name: "unfinished event", media: sse, body: "data: " + answer + "\n", reason: ReasonDisconnected},
 		{name: "no event", media: sse, body: ": hi\n\n", reason: ReasonDisconnected},
 		{name: "only another answer", media: sse, body: "data: " + other + "\n\n", reason: ReasonProtocol, detail: "answer to another request"},
@@ -455,7 +455,7 @@ func TestHTTPReplies(t *testing.T) {
 				switch {
 				case tt.code != 0:
 					var r *RPCError
-					if !errors.As(err, &r) || r.Code != tt.code || strings.Contains(err.Error(), canary) {
+					if !errors.As(err, &r) || r.Code != tt.code || strings.Contains(err.Error(), httpCanary) {
 						t.Errorf("error = %v want JSON-RPC error %d", err, tt.code)
 					}
 				case tt.reason == "":
@@ -631,7 +631,7 @@ func TestHTTPAuthorize(t *testing.T) {
 	if e := wantFault(t, err, ReasonUnavailable, false, 0); !errors.Is(e, mine) {
 		t.Errorf("error = %v does not wrap the caller's", err)
 	}
-	tr.o.Authorize = func(context.Context, string) (string, error) { return "a\r\nX: " + canary, nil }
+	tr.o.Authorize = func(context.Context, string) (string, error) { return "a\r\nX: " + httpCanary, nil }
 	_, err = tr.Call(t.Context(), toolCall(version2511))
 	if e := wantFault(t, err, ReasonUnavailable, false, 0); e.Tries != 1 {
 		t.Errorf("%d tries", e.Tries)
@@ -680,11 +680,11 @@ func TestHTTPBounds(t *testing.T) {
 		}, ReasonLimit, 0},
 		{"endless error body", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(400)
-			poured <- pour(w, canary+big)
+			poured <- pour(w, httpCanary+big)
 		}, ReasonProtocol, 400},
 		{"endless page", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
-			poured <- pour(w, canary+big)
+			poured <- pour(w, httpCanary+big)
 		}, ReasonProtocol, 200},
 		{"gzip bomb", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -748,9 +748,9 @@ func TestHTTPCutOff(t *testing.T) {
 		"no last chunk":     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
 		"length unknown":    "HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{\"jsonrpc\"",
 		"event, half":       "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n",
-		"not HTTP":          canary + " 220 ESMTP\r\n\r\n",
-		"not HTTP, status":  "HTTP/1.1 " + canary + "\r\n\r\n",
-		"not HTTP, chunked": "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: " + canary + "\r\n\r\n",
+		"not HTTP":          httpCanary + " 220 ESMTP\r\n\r\n",
+		"not HTTP, status":  "HTTP/1.1 " + httpCanary + "\r\n\r\n",
+		"not HTTP, chunked": "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: " + httpCanary + "\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen atomic.Int32
@@ -1168,7 +1168,7 @@ func TestHTTPConnectTries(t *testing.T) {
 	for name, err := range map[string]error{
 		"no such host": &net.DNSError{Err: "no such host", Name: "pipe", IsNotFound: true},
 		"reset":        &net.OpError{Op: "read", Err: syscall.ECONNRESET},
-		"unknown":      errors.New(canary),
+		"unknown":      errors.New(httpCanary),
 		"EOF":          io.EOF,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1236,10 +1236,10 @@ func TestHTTPForeignRoundTripper(t *testing.T) {
 		sent   bool
 		tries  int
 	}{
-		{"of its own", func(*http.Request) (*http.Response, error) { return nil, errors.New(canary) }, ReasonDisconnected, true, 1},
+		{"of its own", func(*http.Request) (*http.Response, error) { return nil, errors.New(httpCanary) }, ReasonDisconnected, true, 1},
 		{"around net/http", wrapped.RoundTrip, ReasonUnavailable, false, 3},
 	} {
-		tr := newHTTPTo(t, "http://user:"+canary+"@host/?k="+canary, func(_ *Config, o *Options) { o.HTTPClient = &http.Client{Transport: tt.rt} })
+		tr := newHTTPTo(t, "http://user:"+httpCanary+"@host/?k="+httpCanary, func(_ *Config, o *Options) { o.HTTPClient = &http.Client{Transport: tt.rt} })
 		_, err := tr.Call(t.Context(), toolCall(version2511))
 		if e := wantFault(t, err, tt.reason, tt.sent, 0); e.Tries != tt.tries {
 			t.Errorf("%s: %d tries want %d", tt.name, e.Tries, tt.tries)
@@ -1249,10 +1249,10 @@ func TestHTTPForeignRoundTripper(t *testing.T) {
 }
 
 func TestHTTPConfig(t *testing.T) {
-	for _, endpoint := range []string{"", "host", "/mcp", "ftp://host/", "http://", "http://" + canary + ":x/", "://", "http://a b/", "https:opaque"} {
+	for _, endpoint := range []string{"", "host", "/mcp", "ftp://host/", "http://", "http://" + httpCanary + ":x/", "://", "http://a b/", "https:opaque"} {
 		_, err := newHTTPTransport(Config{Name: "srv", Endpoint: endpoint}.withDefaults(), &Options{})
 		var ce *ConfigError
-		if !errors.As(err, &ce) || ce.Key != "endpoint" || ce.Server != "srv" || strings.Contains(err.Error(), canary) {
+		if !errors.As(err, &ce) || ce.Key != "endpoint" || ce.Server != "srv" || strings.Contains(err.Error(), httpCanary) {
 			t.Errorf("endpoint %q: error = %v", endpoint, err)
 		}
 	}
@@ -1511,7 +1511,7 @@ func TestHTTPListen(t *testing.T) {
 			gets = append(gets, fmt.Sprintf("%s %v", r.Header.Get("Last-Event-Id"), time.Since(begun).Round(time.Millisecond)))
 			switch len(gets) {
 			case 1:
-				writeEvents(w, "id: a\nretry: 80\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n1\"}\n\n", "data: "+canary+"\n\n")
+				writeEvents(w, "id: a\nretry: 80\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n1\"}\n\n", "data: "+httpCanary+"\n\n")
 			case 2, 3:
 				w.WriteHeader(503)
 			case 4:
@@ -1602,7 +1602,7 @@ func (s *oldServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case m.Method == "die":
 			close(stop)
 		case len(m.ID) > 0:
-			out <- canary + " is no message"
+			out <- httpCanary + " is no message"
 			out <- httpResult(m, m.Method)
 		}
 		w.WriteHeader(202)
@@ -1655,7 +1655,7 @@ func TestHTTPOldTransportRefused(t *testing.T) {
 		{"no stream", 405, "404", "POST refused, and GET: HTTP status 404", 1},
 		{"not allowed either", 404, "405", "POST refused, and GET: HTTP status 405", 1},
 		{"another event", 400, "data: x\n\n", "POST refused, and GET: HTTP status 200 (no endpoint event)", 1},
-		{"another host", 405, "event: endpoint\ndata: http://" + canary + "/\n\n", "POST refused, and GET: HTTP status 200 (endpoint on another origin)", 1},
+		{"another host", 405, "event: endpoint\ndata: http://" + httpCanary + "/\n\n", "POST refused, and GET: HTTP status 200 (endpoint on another origin)", 1},
 		{"another scheme", 405, "event: endpoint\ndata: https://HOST/\n\n", "POST refused, and GET: HTTP status 200 (endpoint on another origin)", 1},
 		{"ends at once", 405, "", "POST refused, and GET: HTTP status 200 (no endpoint event)", 1},
 		{"unauthorized", 401, "", "", 0},
@@ -1678,7 +1678,7 @@ func TestHTTPOldTransportRefused(t *testing.T) {
 		})
 		_, err := tr.Call(t.Context(), &Request{Method: "initialize"})
 		var e *TransportError
-		if !errors.As(err, &e) || e.Status != tt.post || e.Detail != tt.detail || gets != tt.gets || strings.Contains(e.Error(), canary) {
+		if !errors.As(err, &e) || e.Status != tt.post || e.Detail != tt.detail || gets != tt.gets || strings.Contains(e.Error(), httpCanary) {
 			t.Errorf("%s: %d GETs, error = %v", tt.name, gets, err)
 		}
 	}
@@ -1990,45 +1990,54 @@ func TestHTTPAllocs(t *testing.T) {
 	}
 }
 
+// BenchmarkHTTPCall compares calls with the least that net/http takes for them.
 func BenchmarkHTTPCall(b *testing.B) {
 	for _, size := range []int{100, 1 << 20} {
-		for _, media := range []string{"json", "sse", "floor"} {
+		for _, media := range []string{"application/json", "text/event-stream"} {
+			reply := []byte(httpResult(httpMessage{ID: json.RawMessage("7")}, strings.Repeat("x", size)))
+			if media == "text/event-stream" {
+				reply = []byte("data: " + string(reply) + "\n\n")
+			}
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header()["Content-Type"] = []string{media}
+				if media == "application/json" {
+					w.Header()["Content-Length"] = []string{strconv.Itoa(len(reply))}
+				}
+				_, _ = w.Write(reply)
+			}))
+			params := json.RawMessage(`{"name":"echo","arguments":{"text":"x"}}`)
 			b.Run(fmt.Sprintf("%s/%d", media, size), func(b *testing.B) {
-				text := strings.Repeat("x", size)
-				srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					m := readHTTPMessage(r)
-					if media == "sse" {
-						writeEvents(w, "data: "+httpResult(m, text)+"\n\n")
-					} else {
-						writeJSON(w, 200, httpResult(m, text))
-					}
-				}))
-				defer srv.Close()
 				tr, err := newHTTPTransport(Config{Name: "srv", Endpoint: srv.URL}.withDefaults(), &Options{})
 				if err != nil {
 					b.Fatal(err)
 				}
 				defer tr.Close()
-				client := &http.Client{Transport: ownHTTPTransport(4)}
-				defer client.CloseIdleConnections()
 				b.ReportAllocs()
 				for b.Loop() {
-					if media == "floor" {
-						resp, err := client.Post(srv.URL, "application/json", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`))
-						if err != nil {
-							b.Fatal(err)
-						}
-						_, _ = io.Copy(io.Discard, resp.Body)
-						_ = resp.Body.Close()
-						continue
-					}
-					req := &Request{Method: "tools/call", Version: version2511, Deadline: time.Now().Add(time.Minute)}
+					tr.lastID.Store(6)
+					req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute)}
 					if _, err := tr.Call(context.Background(), req); err != nil {
 						b.Fatal(err)
 					}
 					req.release()
 				}
 			})
+			b.Run(fmt.Sprintf("floor/%s/%d", media, size), func(b *testing.B) {
+				client := &http.Client{Transport: ownHTTPTransport(4)}
+				defer client.CloseIdleConnections()
+				body := appendRequest(nil, 7, "tools/call", params)
+				b.ReportAllocs()
+				for b.Loop() {
+					resp, err := client.Post(srv.URL, "application/json", bytes.NewReader(body))
+					if err != nil {
+						b.Fatal(err)
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+			})
+			srv.Close()
 		}
 	}
 }
