@@ -915,16 +915,17 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
 	}
 	args, ok := v.(map[string]any)
-	if v == nil {
-		args = map[string]any{}
-	} else if !ok || !isPlain(args, 0) {
+	if v != nil && (!ok || !isPlain(args, 0)) {
 		b, err := appendValue(nil, v)
 		if err == nil {
 			v, err = decodeValue(b)
 		}
-		if args, ok = v.(map[string]any); err != nil || !ok {
+		if args, ok = v.(map[string]any); err != nil || !ok && v != nil {
 			return nil, nil, fail([]Issue{{Keyword: "type", Want: "an object", Got: "something else"}}, false)
 		}
+	}
+	if args == nil {
+		args = map[string]any{}
 	}
 	if t.cfg.Arguments == "off" {
 		return args, nil, nil
