@@ -632,3 +632,88 @@ func hangUp(w http.ResponseWriter, reply string) {
 	}
 	io.WriteString(conn, reply)
 }
+
+// TestNoOrphan is the promise that nothing of a child is left: not the child,
+// not what it has started, whichever way the connection ends, and whatever they
+// do about it.
+func TestNoOrphan(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("needs sh")
+	}
+	wrappers := []struct{ name, shell string }{
+		{"a shell around it", `"$0" "$@"; exit 3`},
+		{"in the background of a shell", `exec 3<&0; "$0" "$@" <&3 & wait`},
+		{"a double fork beside it", `(sleep 300 &); exec "$0" "$@"`},
+		{"a double fork that holds the pipes and ignores TERM", `(trap "" TERM; sleep 300 &) ; exec "$0" "$@"`},
+		{"all of them ignore TERM", `trap "" TERM; sleep 300 & "$0" "$@"; sleep 300`},
+	}
+	ends := []struct {
+		name string
+		args []string
+		end  func(t *testing.T, c *Client)
+	}{
+		{"close", nil, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		}},
+		{"close while calling", []string{"wait=2"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+			_, err := c.Call(t.Context(), doCall(""))
+			if got := fateOf(err); got != "disconnected" {
+				t.Errorf("the call came to %s: %v", got, err)
+			}
+			c.Close()
+		}},
+		{"cancel while connecting", []string{"silent", "eof"}, func(t *testing.T, c *Client) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(200*time.Millisecond, cancel)
+			if _, err := c.Adopt(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+		{"connecting takes too long", []string{"silent"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); !errors.Is(err, ReasonTimeout) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+		{"failed handshake", []string{"foreign", "eof"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); !errors.Is(err, ReasonProtocol) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+	}
+	for _, w := range wrappers {
+		for _, end := range ends {
+			t.Run(w.name+"/"+end.name, func(t *testing.T) {
+				t.Parallel()
+				cfg, marker := puppetConfig(t, end.args...)
+				cfg.Command = append([]string{"/bin/sh", "-c", w.shell}, cfg.Command...)
+				cfg.ConnectTimeout = 2 * time.Second
+				c := openPuppetClient(t, cfg, nil)
+				end.end(t, c)
+				if closed := strings.HasPrefix(end.name, "close"); closed {
+					if left := living(t, marker); len(left) > 0 {
+						t.Errorf("left after Close: %v", left)
+					}
+					return
+				}
+				for until := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+					left := living(t, marker)
+					if len(left) == 0 {
+						break
+					}
+					if time.Now().After(until) {
+						t.Errorf("left without Close: %v", left)
+						break
+					}
+				}
+			})
+		}
+	}
+}
