@@ -813,6 +813,14 @@ func (c *Client) Tools() []Tool {
 	return slices.Clone(c.list.Tools)
 }
 
+// Adoption returns what came of the tool list that is in force, what was left
+// out of it included; nil before the first adoption. It is not changed.
+func (c *Client) Adoption() *Adoption {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.list
+}
+
 // Stale reports whether the tool list may have changed since it was adopted:
 // the server has announced it, has vouched for it only for a time that has
 // passed, or has come back different.
@@ -907,16 +915,17 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
 	}
 	args, ok := v.(map[string]any)
-	if v == nil {
-		args = map[string]any{}
-	} else if !ok || !isPlain(args, 0) {
+	if v != nil && (!ok || !isPlain(args, 0)) {
 		b, err := appendValue(nil, v)
 		if err == nil {
 			v, err = decodeValue(b)
 		}
-		if args, ok = v.(map[string]any); err != nil || !ok {
+		if args, ok = v.(map[string]any); err != nil || !ok && v != nil {
 			return nil, nil, fail([]Issue{{Keyword: "type", Want: "an object", Got: "something else"}}, false)
 		}
+	}
+	if args == nil {
+		args = map[string]any{}
 	}
 	if t.cfg.Arguments == "off" {
 		return args, nil, nil
