@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
@@ -631,4 +633,216 @@ func hangUp(w http.ResponseWriter, reply string) {
 		tcp.SetLinger(0)
 	}
 	io.WriteString(conn, reply)
+}
+
+// TestNoOrphan is the promise that nothing of a child is left: not the child,
+// not what it has started, whichever way the connection ends, and whatever they
+// do about it.
+func TestNoOrphan(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("needs sh")
+	}
+	wrappers := []struct{ name, shell string }{
+		{"a shell around it", `"$0" "$@"; exit 3`},
+		{"in the background of a shell", `exec 3<&0; "$0" "$@" <&3 & wait`},
+		{"a double fork beside it", `(sleep 300 &); exec "$0" "$@"`},
+		{"a double fork that holds the pipes and ignores TERM", `(trap "" TERM; sleep 300 &) ; exec "$0" "$@"`},
+		{"all of them ignore TERM", `trap "" TERM; sleep 300 & "$0" "$@"; sleep 300`},
+	}
+	ends := []struct {
+		name string
+		args []string
+		end  func(t *testing.T, c *Client)
+	}{
+		{"close", nil, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		}},
+		{"close while calling", []string{"wait=2"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(100*time.Millisecond, func() { c.Close() })
+			_, err := c.Call(t.Context(), doCall(""))
+			if got := fateOf(err); got != "disconnected" {
+				t.Errorf("the call came to %s: %v", got, err)
+			}
+			c.Close()
+		}},
+		{"cancel while connecting", []string{"silent", "eof"}, func(t *testing.T, c *Client) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(200*time.Millisecond, cancel)
+			if _, err := c.Adopt(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+		{"connecting takes too long", []string{"silent"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); !errors.Is(err, ReasonTimeout) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+		{"failed handshake", []string{"foreign", "eof"}, func(t *testing.T, c *Client) {
+			if _, err := c.Adopt(t.Context()); !errors.Is(err, ReasonProtocol) {
+				t.Errorf("Adopt: %v", err)
+			}
+		}},
+	}
+	for _, w := range wrappers {
+		for _, end := range ends {
+			t.Run(w.name+"/"+end.name, func(t *testing.T) {
+				t.Parallel()
+				cfg, marker := puppetConfig(t, end.args...)
+				cfg.Command = append([]string{"/bin/sh", "-c", w.shell}, cfg.Command...)
+				cfg.ConnectTimeout = 2 * time.Second
+				c := openPuppetClient(t, cfg, nil)
+				end.end(t, c)
+				if closed := strings.HasPrefix(end.name, "close"); closed {
+					if left := living(t, marker); len(left) > 0 {
+						t.Errorf("left after Close: %v", left)
+					}
+					return
+				}
+				for until := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+					left := living(t, marker)
+					if len(left) == 0 {
+						break
+					}
+					if time.Now().After(until) {
+						t.Errorf("left without Close: %v", left)
+						break
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestNothingLeft is the promise that after Close nothing of ours is left. It
+// counts goroutines, descriptors, children and timers before and after a bout
+// of everything that can go wrong.
+func TestNothingLeft(t *testing.T) {
+	rate := runtime.MemProfileRate
+	runtime.MemProfileRate = 1 // every timer that is made, so that none is missed
+	defer func() { runtime.MemProfileRate = rate }()
+	bout := func(t *testing.T) {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for _, b := range []struct {
+			acts []string
+			cfg  func(t *testing.T) Config
+		}{
+			{[]string{"", "noise", "cut off", "oversized", "twice", "an error"}, func(t *testing.T) Config {
+				cfg, _ := puppetConfig(t)
+				return cfg
+			}},
+			{[]string{"", "HTML", "401", "500", "a reset", "a cut chunk", "endless comments", "an endless event", "a stream that ends", "an endless error"}, func(t *testing.T) Config {
+				p := newPuppetServer(t, 0)
+				for _, f := range webFaults {
+					p.acts[f.name] = f.act
+				}
+				return Config{Endpoint: p.URL}
+			}},
+			{[]string{""}, func(t *testing.T) Config { // dies of it
+				cfg, _ := puppetConfig(t)
+				cfg.Command = []string{"/bin/sh", "-c", `(sleep 300 &); exec "$0"`, cfg.Command[0]}
+				return cfg
+			}},
+			{nil, func(t *testing.T) Config { return Config{Command: []string{"/nowhere/at/all"}} }},
+			{nil, func(t *testing.T) Config { return Config{Endpoint: "http://127.0.0.1:1/"} }},
+			{nil, func(t *testing.T) Config { cfg, _ := puppetConfig(t, "silent"); return cfg }},
+			{nil, func(t *testing.T) Config { cfg, _ := puppetConfig(t, "foreign"); return cfg }},
+		} {
+			cfg := b.cfg(t)
+			cfg.CallTimeout, cfg.ConnectTimeout, cfg.MaxMessageBytes = 200*time.Millisecond, time.Second, 64<<10
+			cfg.Watch, cfg.BreakerFailures = true, -1
+			cfg.Retry = RetryConfig{MaxAttempts: 3, BaseDelay: 5 * time.Millisecond}
+			c := openPuppetClient(t, cfg, &Options{OnNotification: func(string, string, json.RawMessage) {}})
+			c.Adopt(t.Context())
+			for i := range 4 * len(b.acts) {
+				call := doCall(b.acts[i%len(b.acts)])
+				call.OnProgress = func(Progress) {}
+				if i%2 == 0 {
+					call.IdempotencyKey = "k"
+				}
+				wg.Go(func() {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					if i%5 == 0 {
+						time.AfterFunc(time.Duration(i)*time.Millisecond, cancel)
+					}
+					c.Call(ctx, call)
+				})
+			}
+			if len(b.acts) == 1 {
+				c.Close() // with calls in flight
+			}
+		}
+	}
+	once := func() { t.Run("bout", bout) } // whose cleanup closes the clients and servers
+	once()                                 // what is made once in a life
+	settle := func() (goroutines, descriptors, timers int, children []string) {
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		runtime.GC()
+		runtime.GC() // a profile is as of the last but one
+		fds, _ := os.ReadDir("/proc/self/fd")
+		return runtime.NumGoroutine(), len(fds), liveTimers(), childrenOf()
+	}
+	goroutines, descriptors, timers, _ := settle()
+	for range 3 {
+		once()
+	}
+	var g, d, tm int
+	var ch []string
+	for until := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		g, d, tm, ch = settle()
+		if g <= goroutines && d <= descriptors && tm <= timers && len(ch) == 0 || time.Now().After(until) {
+			break
+		}
+	}
+	if g > goroutines || d > descriptors || tm > timers || len(ch) > 0 {
+		t.Errorf("%d goroutines, %d descriptors and %d timers have become %d, %d and %d; children left: %q", goroutines, descriptors, timers, g, d, tm, ch)
+		buf := make([]byte, 1<<20)
+		t.Logf("%s", buf[:runtime.Stack(buf, true)])
+	}
+}
+
+// liveTimers counts the timers that this package has made and that are still in
+// memory: those that are stopped and let go are not.
+func liveTimers() int {
+	records := make([]runtime.MemProfileRecord, 10_000)
+	n, ok := runtime.MemProfile(records, false)
+	for !ok {
+		records = make([]runtime.MemProfileRecord, 2*n)
+		n, ok = runtime.MemProfile(records, false)
+	}
+	live := 0
+	for _, r := range records[:n] {
+		var makes, ours bool
+		frames := runtime.CallersFrames(r.Stack())
+		for {
+			f, more := frames.Next()
+			makes = makes || f.Function == "time.newTimer" || f.Function == "time.NewTimer" || f.Function == "time.AfterFunc"
+			ours = ours || strings.HasPrefix(f.Function, "resilient/mcp.(*") && !strings.HasSuffix(f.File, "_test.go")
+			if !more {
+				break
+			}
+		}
+		if makes && ours {
+			live += int(r.InUseObjects())
+		}
+	}
+	return live
+}
+
+// childrenOf lists the children of this process.
+func childrenOf() (pids []string) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, name := range tasks {
+		b, _ := os.ReadFile(name)
+		pids = append(pids, strings.Fields(string(b))...)
+	}
+	return pids
 }
