@@ -277,6 +277,13 @@ func (u *user) counters(t *testing.T) (c struct{ Started, Finished, Cancelled in
 	return c
 }
 
+// withPatience returns a context that is cancelled after d, as a user does it.
+func withPatience(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, stop := context.WithCancel(t.Context())
+	time.AfterFunc(d, stop)
+	return ctx, stop
+}
+
 // TestStdio drives the servers of the two SDKs over a pipe.
 func TestStdio(t *testing.T) {
 	for name, peer := range map[string]func(*testing.T) *peer{"go": goStdio, "ts": tsStdio} {
@@ -470,8 +477,8 @@ func progress(t *testing.T, p *peer, u *user) {
 // cancel gives a call up, of which the server must hear.
 func cancel(t *testing.T, p *peer, u *user) {
 	before := u.counters(t)
-	ctx, stop := context.WithCancel(t.Context())
-	time.AfterFunc(150*time.Millisecond, stop)
+	ctx, stop := withPatience(t, 150*time.Millisecond)
+	defer stop()
 	begun := time.Now()
 	_, err := u.Call(ctx, &mcp.Call{Tool: "work", Arguments: args{"steps": 20, "millis": 50}})
 	if !errors.Is(err, mcp.ReasonCancelled) || !errors.Is(err, context.Canceled) {
