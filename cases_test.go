@@ -53,6 +53,9 @@ func TestCases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if !c.alone() {
+				t.Parallel()
+			}
 			for range max(1, c.Expect.Detail.Repeat) {
 				for _, f := range runCase(t, c) {
 					t.Error(f)
@@ -90,13 +93,14 @@ func TestCasesAreStrict(t *testing.T) {
 	}
 }
 
-// A check that cannot fail is none: with any one expectation made wrong, every
-// case has to fail.
+// A check that cannot fail is none: with one expectation made wrong, a case has
+// to fail. Each kind of expectation is tried once over each transport.
 func TestCasesCanFail(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "cases", "*.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	tried := map[string]bool{}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -106,11 +110,15 @@ func TestCasesCanFail(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slow := c.Transport == "stdio" && testing.Short(); slow {
-			continue
-		}
 		for key, wrong := range wrongDetails(t, member(member(data, "expect"), "detail")) {
+			if tried[c.Transport+key] {
+				continue
+			}
+			tried[c.Transport+key] = true
 			t.Run(c.ID+"/"+key, func(t *testing.T) {
+				if !c.alone() {
+					t.Parallel()
+				}
 				broken := *c
 				broken.Expect.Detail = caseDetail{}
 				if err := strictly(wrong, &broken.Expect.Detail); err != nil {
@@ -159,6 +167,8 @@ func wrongValue(key string, v any) any {
 		return append(slices.Clone(v.([]any)), map[string]any{})
 	case "last_step":
 		return "limit"
+	case "goroutine_growth_max":
+		return -1000 // others may end meanwhile
 	case "steps":
 		classes := slices.Clone(v.([]any))
 		if classes[0] == "limit" {
@@ -473,6 +483,13 @@ func (c *faultCase) outcomes() (n int) {
 	return n
 }
 
+// alone reports whether the case cannot run beside others: what it changes or
+// counts is the whole process's.
+func (c *faultCase) alone() bool {
+	setenv := slices.ContainsFunc(c.Action.Steps, func(s caseStep) bool { return s.Op == "setenv" })
+	return setenv || c.Expect.Detail.GoroutineGrowthMax != nil
+}
+
 // judged is the step whose outcome is the case's.
 func (c *faultCase) judged() int {
 	if p := c.Expect.Detail.JudgeStep; p != nil {
@@ -539,7 +556,10 @@ func (p *placeholders) answering(e envelope) {
 	}
 }
 
-var placeholderForm = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+var (
+	placeholderForm  = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+	placeholderAlone = regexp.MustCompile(`"` + placeholderForm.String() + `"`)
+)
 
 // value is the JSON of a placeholder; text says that it stands for a text.
 func (p *placeholders) value(name string) (v string, text bool) {
@@ -577,8 +597,10 @@ func (p *placeholders) json(raw json.RawMessage) []byte {
 	if err := json.Compact(&b, raw); err != nil {
 		panic(err) // it was decoded from a file
 	}
-	whole := regexp.MustCompile(`"` + placeholderForm.String() + `"`)
-	out := whole.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
+	if !bytes.Contains(b.Bytes(), []byte("{{")) {
+		return b.Bytes()
+	}
+	out := placeholderAlone.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
 		v, text := p.value(string(m[3 : len(m)-3]))
 		if text {
 			return appendString(nil, v)
@@ -614,8 +636,8 @@ type caseWorld interface {
 	// config adds to a Config how the script is reached; url is that of a
 	// connect step.
 	config(cfg *Config, url string)
-	// done collects what was seen. It is called once, after the last step.
-	done() caseSeen
+	// seen collects what it saw so far.
+	seen() caseSeen
 }
 
 // caseSeen is what the other side saw.
@@ -722,7 +744,7 @@ func (r *caseRun) run() {
 	}
 	elapsed := time.Since(start)
 	r.checkLeft(goroutines)
-	r.check(r.world.done(), elapsed)
+	r.check(r.settled(), elapsed)
 	if r.failures != nil {
 		story := "what happened:"
 		for i, s := range r.results {
@@ -732,6 +754,25 @@ func (r *caseRun) run() {
 			}
 		}
 		r.failf("%s\n%s", story, r.log.String())
+	}
+}
+
+// settled returns what the other side saw. What it is to see in the end may
+// still be on its way: a cancellation is not waited for.
+func (r *caseRun) settled() caseSeen {
+	for n := 0; ; n++ {
+		seen := r.world.seen()
+		missing := len(seen.replies) < len(r.c.Expect.Detail.ClientReplies)
+		for method, want := range r.c.Expect.Detail.ServerSaw {
+			missing = missing || float64(seen.saw[method]) < want.lo
+		}
+		if want := r.c.Expect.Detail.OpenConnectionsAfter; want != nil {
+			missing = missing || seen.open > *want
+		}
+		if !missing || n == 50 {
+			return seen
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -760,8 +801,8 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 	if b := p.Breaker; b != nil {
 		cfg.BreakerFailures, cfg.BreakerReset = b.Threshold, ms(b.CooldownMS)
 	}
-	if len(p.ProtocolVersions) > 0 && p.ProtocolVersions[0] != version2511 {
-		cfg.Protocol = p.ProtocolVersions[0]
+	if v := p.ProtocolVersions; len(v) > 0 && v[0] != version2026 && v[0] != version2511 {
+		cfg.Protocol = v[0] // else the best one is offered anyhow
 	}
 	switch p.Validate {
 	case "warn", "lenient", "advise":
@@ -866,8 +907,8 @@ func (r *caseRun) doParallel(ctx context.Context, step *caseStep) stepResult {
 func (r *caseRun) timed(ctx context.Context, step *caseStep, c *caseClient) stepResult {
 	out := stepResult{step: step, reaches: new(reachLog)}
 	ctx = context.WithValue(ctx, reachLogKey{}, out.reaches)
-	if step.DeadlineMS > 0 {
-		limited, cancel := context.WithTimeout(ctx, ms(step.DeadlineMS))
+	if d := cmp.Or(step.DeadlineMS, r.c.Action.Policy.MaxTotalMS); d > 0 {
+		limited, cancel := context.WithTimeout(ctx, ms(d))
 		defer cancel()
 		ctx = limited
 	}
@@ -1110,28 +1151,21 @@ func (r *caseRun) checkOutcomes() {
 	if last := r.results[len(r.results)-1].class; d.LastStep != nil && !slices.Contains(d.LastStep, last) {
 		r.failf("the last step is %q, want %q", last, d.LastStep)
 	}
-	for class, want := range merged(d.ParallelCounts, d.ParallelCountsRange) {
-		got := 0
-		for _, s := range r.results {
-			for _, p := range s.parallel {
-				if p.class == class {
-					got++
+	for _, counts := range []map[string]caseSpan{d.ParallelCounts, d.ParallelCountsRange} {
+		for class, want := range counts {
+			got := 0
+			for _, s := range r.results {
+				for _, p := range s.parallel {
+					if p.class == class {
+						got++
+					}
 				}
 			}
-		}
-		if !want.has(float64(got)) {
-			r.failf("%d of the parallel steps are %q, want %v", got, class, want)
+			if !want.has(float64(got)) {
+				r.failf("%d of the parallel steps are %q, want %v", got, class, want)
+			}
 		}
 	}
-}
-
-func merged(a, b map[string]caseSpan) map[string]caseSpan {
-	m := maps.Clone(a)
-	if m == nil {
-		return b
-	}
-	maps.Copy(m, b)
-	return m
 }
 
 func (r *caseRun) checkTimes(elapsed time.Duration) {
@@ -1525,8 +1559,15 @@ func (r *caseRun) checkLeft(goroutines int) {
 		}
 	}
 	if w, ok := r.world.(*stdioWorld); ok && d.ProcessesLeft != nil {
-		time.Sleep(time.Second)
-		if left, known := w.processes(); known && len(left) != *d.ProcessesLeft {
+		left, known := w.processes()
+		for range 50 { // for a second, unless none is left sooner
+			if len(left) == 0 {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+			left, known = w.processes()
+		}
+		if known && len(left) != *d.ProcessesLeft {
 			r.failf("processes %v are left, want %d", left, *d.ProcessesLeft)
 		}
 	}
@@ -1687,7 +1728,7 @@ func (w *stdioWorld) config(cfg *Config, url string) {
 	}
 	cfg.Command = []string{exe}
 	cfg.EnvAllow = hostEnv
-	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir}
+	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir, quickExit[0]: quickExit[1]}
 	maps.Copy(cfg.Env, w.r.c.Action.Policy.Env)
 }
 
@@ -1729,9 +1770,9 @@ type caseEvent struct {
 	Open  int             // requests that await their reply
 }
 
-func (w *stdioWorld) done() caseSeen {
+func (w *stdioWorld) seen() caseSeen {
 	seen := caseSeen{saw: map[string]int{}, getDelay: -1}
-	time.Sleep(20 * time.Millisecond) // for what is still on its way to a child
+	time.Sleep(20 * time.Millisecond) // for what should not be on its way to a child
 	reports, _ := filepath.Glob(filepath.Join(w.dir, "report-*"))
 	slices.Sort(reports)
 	for _, name := range reports {
@@ -2148,7 +2189,7 @@ type httpWorld struct {
 	vars     *placeholders
 	used     []int
 	posts    map[string]int // by RPC method, to wait for
-	seen     caseSeen
+	had      caseSeen
 	calling  int // tools/call requests being served
 	streamAt time.Time
 	conns    map[net.Conn]bool
@@ -2156,7 +2197,7 @@ type httpWorld struct {
 
 func newHTTPWorld(r *caseRun) *httpWorld {
 	w := &httpWorld{r: r, vars: newPlaceholders(), used: make([]int, len(r.c.http)), posts: map[string]int{}, conns: map[net.Conn]bool{},
-		seen: caseSeen{saw: map[string]int{}, paths: map[string]map[string]int{}, bHeaders: http.Header{}, getDelay: -1}}
+		had: caseSeen{saw: map[string]int{}, paths: map[string]map[string]int{}, bHeaders: http.Header{}, getDelay: -1}}
 	start := func(name string) *httptest.Server {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { w.serve(name, rw, req) }))
 		s.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -2194,14 +2235,11 @@ func (w *httpWorld) config(cfg *Config, url string) {
 
 func (w *httpWorld) session(cfg Config, o *Options) Session { return newCaseSession(w.r, cfg, o) }
 
-func (w *httpWorld) done() caseSeen {
-	if w.r.c.Expect.Detail.OpenConnectionsAfter != nil {
-		time.Sleep(time.Second)
-	}
+func (w *httpWorld) seen() caseSeen {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen.open = len(w.conns)
-	seen := w.seen
+	seen := w.had
+	seen.open = len(w.conns)
 	seen.saw, seen.bHeaders = maps.Clone(seen.saw), seen.bHeaders.Clone()
 	return seen
 }
@@ -2271,34 +2309,34 @@ func (w *httpWorld) serve(server string, rw http.ResponseWriter, r *http.Request
 func (w *httpWorld) fail(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen.failures = append(w.seen.failures, fmt.Sprintf(format, args...))
+	w.had.failures = append(w.had.failures, fmt.Sprintf(format, args...))
 }
 
 func (w *httpWorld) countLocked(server string, r *http.Request, rpc string, body []byte) {
 	if server == "B" {
-		w.seen.bRequests++
+		w.had.bRequests++
 		for name, v := range r.Header {
-			w.seen.bHeaders[name] = append(w.seen.bHeaders[name], v...)
+			w.had.bHeaders[name] = append(w.had.bHeaders[name], v...)
 		}
 	}
 	what := cmp.Or(rpc, r.Method)
-	w.seen.saw[what]++
+	w.had.saw[what]++
 	w.posts[rpc]++
-	if w.seen.paths[r.URL.Path] == nil {
-		w.seen.paths[r.URL.Path] = map[string]int{}
+	if w.had.paths[r.URL.Path] == nil {
+		w.had.paths[r.URL.Path] = map[string]int{}
 	}
-	w.seen.paths[r.URL.Path][what]++
+	w.had.paths[r.URL.Path][what]++
 	switch {
 	case rpc == "response":
-		w.seen.replies = append(w.seen.replies, bytes.Clone(body))
+		w.had.replies = append(w.had.replies, bytes.Clone(body))
 	case rpc == "initialize":
-		w.seen.initializeWithSession = w.seen.initializeWithSession || r.Header.Values("Mcp-Session-Id") != nil
+		w.had.initializeWithSession = w.had.initializeWithSession || r.Header.Values("Mcp-Session-Id") != nil
 	case rpc == "tools/call":
 		w.calling++
-		w.seen.inFlight = max(w.seen.inFlight, w.calling)
+		w.had.inFlight = max(w.had.inFlight, w.calling)
 	case r.Method == "GET" && r.Header.Get("Last-Event-ID") != "" && !w.streamAt.IsZero():
-		if d := time.Since(w.streamAt); w.seen.getDelay < 0 || d < w.seen.getDelay {
-			w.seen.getDelay = d
+		if d := time.Since(w.streamAt); w.had.getDelay < 0 || d < w.had.getDelay {
+			w.had.getDelay = d
 		}
 	}
 }
@@ -2348,7 +2386,7 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 	defer func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.seen.sentMax = max(w.seen.sentMax, out.n)
+		w.had.sentMax = max(w.had.sentMax, out.n)
 	}()
 	for _, c := range he.Body {
 		var err error
@@ -2435,7 +2473,7 @@ func (schemaWorld) config(*Config, string) {}
 func (w schemaWorld) session(Config, *Options) Session {
 	return NewSession(new(RecordingTransport), Config{}, nil)
 }
-func (schemaWorld) done() caseSeen { return caseSeen{getDelay: -1} }
+func (schemaWorld) seen() caseSeen { return caseSeen{getDelay: -1} }
 
 // validateCase calls the tool that stands before result n, which is its answer.
 func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
@@ -2467,6 +2505,13 @@ func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
 	}
 	if len(a.Tools) == 0 {
 		return nil, &SchemaError{Detail: fmt.Sprint(a.Rejected)}
+	}
+	// A tool whose output schema cannot be held is adopted, and that is
+	// reported; who is strict goes by the report.
+	for _, p := range a.Partial {
+		if r.c.Action.Policy.Validate == "strict" && strings.HasPrefix(p.Reason, "output schema is not checked") {
+			return nil, &SchemaError{Detail: p.Reason}
+		}
 	}
 	return client.Call(ctx, &Call{Tool: a.Tools[0].Name})
 }
@@ -2551,7 +2596,7 @@ func (w *policyWorld) session(cfg Config, o *Options) Session {
 	return s
 }
 
-func (w *policyWorld) done() caseSeen {
+func (w *policyWorld) seen() caseSeen {
 	seen := caseSeen{getDelay: -1}
 	for _, s := range w.sessions {
 		if s.connected {

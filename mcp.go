@@ -952,6 +952,7 @@ type TransportSession struct {
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
 	last     *link      // the latest agreement; outlives a doubt about the connection
+	due      bool       // the connection is a new one, on which nothing is agreed yet
 	version  string     // the revision to offer to a server that is known; "" if it is not
 	renewed  func(context.Context)
 	progress map[string]func(Progress) // by progress token
@@ -1559,7 +1560,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		a.link, a.err = l, err
 		s.attempt = nil
 		if err == nil {
-			s.last = l
+			s.last, s.due = l, false
 			s.link.Store(l)
 		}
 		s.mu.Unlock()
@@ -1605,9 +1606,10 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		return nil, false, err
 	}
 	s.mu.Lock()
-	last, version := s.last, s.version
+	s.due = s.due || fresh // a handshake that failed is still due
+	due, last, version := s.due, s.last, s.version
 	s.mu.Unlock()
-	if last != nil && !fresh {
+	if last != nil && !due {
 		return last, false, nil
 	}
 	if s.cfg.Protocol != "auto" {

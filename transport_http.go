@@ -153,27 +153,29 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	return t, nil
 }
 
-// ownHTTPTransport is a RoundTripper with a connection for every slot. Its
+// ownHTTPTransport is net/http's default with a connection for every slot. Its
 // connections know whether anything was written to them.
 func ownHTTPTransport(slots int) *http.Transport {
+	tr := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
+	if std, ok := http.DefaultTransport.(*http.Transport); ok {
+		tr = std.Clone()
+	}
 	if slots <= 0 {
 		slots = math.MaxInt16
 	}
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
-	return &http.Transport{
-		Proxy: http.ProxyFromEnvironment,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dialer.DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return &countedConn{Conn: conn}, nil
-		},
-		ForceAttemptHTTP2:   true,
-		MaxIdleConnsPerHost: slots + serverRequests,
-		IdleConnTimeout:     90 * time.Second,
-		TLSHandshakeTimeout: 10 * time.Second,
+	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
+	dial := tr.DialContext
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
 	}
+	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &countedConn{Conn: conn}, nil
+	}
+	return tr
 }
 
 // honoursDeadline marks that Request.Deadline needs no derived context.
@@ -182,15 +184,13 @@ func (t *HTTPTransport) honoursDeadline() {}
 // Open does no I/O. It reports a new connection the first time, and again after
 // the session, or the stream of 2024-11-05, was lost.
 func (t *HTTPTransport) Open(ctx context.Context, in Inbound) (fresh bool, err error) {
-	e := &TransportError{Origin: Origin{Server: t.cfg.Name, Op: "connect"}}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e.Err = ctx.Err(); e.Err != nil {
-		e.Reason = ReasonCancelled
-		return false, e
-	}
-	if t.closed {
-		e.Reason, e.Detail = endClosed.Reason, endClosed.Detail
+	if t.closed || ctx.Err() != nil {
+		e := &TransportError{Origin: Origin{Server: t.cfg.Name, Op: "connect"}, Reason: ReasonCancelled, Err: ctx.Err()}
+		if e.Err == nil {
+			e.Reason, e.Detail = endClosed.Reason, endClosed.Detail
+		}
 		return false, e
 	}
 	if t.in.Notify == nil && t.in.Request == nil {
@@ -627,7 +627,7 @@ func (c *httpCall) do(method string, u *url.URL, h http.Header, body []byte) (*h
 			}
 			resp.Body.Close()
 			challenged = true
-			if h, err = c.authorize(h, challengeOf(resp)); err != nil {
+			if h, err = c.authorize(h, cmp.Or(challengeOf(resp), "Bearer")); err != nil {
 				return nil, err
 			}
 			continue
@@ -851,11 +851,11 @@ func (c *httpCall) refused(resp *http.Response) error {
 	e := c.statusFault("")
 	switch {
 	case e.Status/100 == 3:
-		c.discard(resp)
+		resp.Body.Close()
 		e.Detail, e.Raw = "redirect", clip([]byte(resp.Header.Get("Location")))
 		return e
 	case e.Status == http.StatusUnauthorized, e.Status == http.StatusForbidden:
-		c.discard(resp)
+		resp.Body.Close()
 		e.Sent = e.Status == http.StatusForbidden || c.t.o.Authorize == nil
 		e.Raw = clip([]byte(challengeOf(resp)))
 		return e
@@ -1617,5 +1617,5 @@ func carried(s string) bool {
 
 // challengeOf returns what a 401 or 403 asks for.
 func challengeOf(resp *http.Response) string {
-	return cmp.Or(strings.Join(resp.Header.Values("Www-Authenticate"), ", "), "Bearer")
+	return strings.Join(resp.Header.Values("Www-Authenticate"), ", ")
 }

@@ -638,7 +638,7 @@ func TestHTTPBounds(t *testing.T) {
 	const limit = 64 << 10
 	big := strings.Repeat("x", limit)
 	pour := func(w io.Writer, s string) (n int) {
-		for n < 64*limit {
+		for n < 64<<20 {
 			m, err := io.WriteString(w, s)
 			if n += m; err != nil {
 				break
@@ -646,7 +646,7 @@ func TestHTTPBounds(t *testing.T) {
 		}
 		return n
 	}
-	var poured atomic.Int64
+	poured := make(chan int, 1)
 	for _, tt := range []struct {
 		name   string
 		h      func(w http.ResponseWriter, r *http.Request)
@@ -655,7 +655,7 @@ func TestHTTPBounds(t *testing.T) {
 	}{
 		{"endless body", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
-			poured.Store(int64(pour(w, big)))
+			poured <- pour(w, big)
 		}, ReasonLimit, 0},
 		{"declared length", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -664,23 +664,23 @@ func TestHTTPBounds(t *testing.T) {
 		}, ReasonLimit, 0},
 		{"endless line", func(w http.ResponseWriter, r *http.Request) {
 			writeEvents(w, "data: ")
-			poured.Store(int64(pour(w, big)))
+			poured <- pour(w, big)
 		}, ReasonLimit, 0},
 		{"endless event", func(w http.ResponseWriter, r *http.Request) {
 			writeEvents(w, "")
-			poured.Store(int64(pour(w, "data: "+big[:1000]+"\n")))
+			poured <- pour(w, "data: "+big[:1000]+"\n")
 		}, ReasonLimit, 0},
 		{"endless comment", func(w http.ResponseWriter, r *http.Request) {
 			writeEvents(w, ":")
-			poured.Store(int64(pour(w, big)))
+			poured <- pour(w, big)
 		}, ReasonLimit, 0},
 		{"endless error body", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(400)
-			poured.Store(int64(pour(w, canary+big)))
+			poured <- pour(w, canary+big)
 		}, ReasonProtocol, 400},
 		{"endless page", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
-			poured.Store(int64(pour(w, canary+big)))
+			poured <- pour(w, canary+big)
 		}, ReasonProtocol, 200},
 		{"gzip bomb", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -691,13 +691,17 @@ func TestHTTPBounds(t *testing.T) {
 		}, ReasonLimit, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			poured.Store(0)
 			tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
 				_ = readHTTPMessage(r)
 				tt.h(w, r)
 			}, func(cfg *Config, _ *Options) { cfg.MaxMessageBytes = limit })
 			_, err := tr.Call(t.Context(), toolCall(version2026))
 			wantFault(t, err, tt.reason, true, tt.status)
+			if strings.HasPrefix(tt.name, "endless") {
+				if n := <-poured; n > 16<<20 {
+					t.Errorf("the server could send %d bytes", n)
+				}
+			}
 		})
 	}
 
@@ -983,6 +987,25 @@ func TestHTTPTime(t *testing.T) {
 			})
 		})
 	}
+	t.Run("trickle", func(t *testing.T) {
+		inBubble(t, func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				writeEvents(w, ":")
+				select {
+				case <-time.After(time.Second):
+				case <-r.Context().Done():
+				}
+			}
+		}, func(cfg *Config, _ *Options) { cfg.MaxMessageBytes = 200 }, func(t *testing.T, tr *HTTPTransport) {
+			start := time.Now()
+			_, err := tr.Call(t.Context(), within(30*time.Second))
+			wantFault(t, err, ReasonTimeout, true, 0)
+			elapsed(t, start, 30*time.Second)
+			_, err = tr.Call(t.Context(), within(time.Hour)) // the bound on a line has some slack
+			wantFault(t, err, ReasonLimit, true, 0)
+			elapsed(t, start, (30+200+eventSlack-1)*time.Second)
+		})
+	})
 	t.Run("stream has no stall", func(t *testing.T) {
 		inBubble(t, func(w http.ResponseWriter, r *http.Request) {
 			m := readHTTPMessage(r)
@@ -1894,7 +1917,7 @@ func (c *chunkReader) Read(p []byte) (int, error) { return c.r.Read(p[:min(len(p
 
 // TestSSECost reads streams that are made to be slow.
 func TestSSECost(t *testing.T) {
-	const size = 4 << 20
+	const size = 1 << 20
 	for name, unit := range map[string]string{"CR": "\r", "LF": "\n", "comments": ":\n", "data": "data\r", "bytes": "x"} {
 		s := strings.Repeat(unit, size/len(unit))
 		start := time.Now()
