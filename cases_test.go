@@ -53,8 +53,13 @@ func TestCases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if !c.alone() {
+				t.Parallel()
+			}
 			for range max(1, c.Expect.Detail.Repeat) {
-				runCase(t, c)
+				for _, f := range runCase(t, c) {
+					t.Error(f)
+				}
 			}
 		})
 	}
@@ -86,6 +91,125 @@ func TestCasesAreStrict(t *testing.T) {
 			t.Errorf("accepted: %s", text)
 		}
 	}
+}
+
+// A check that cannot fail is none: with one expectation made wrong, a case has
+// to fail. Each kind of expectation is tried once over each transport.
+func TestCasesCanFail(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("testdata", "cases", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := map[string]bool{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := parseCase(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for key, wrong := range wrongDetails(t, member(member(data, "expect"), "detail")) {
+			if tried[c.Transport+key] {
+				continue
+			}
+			tried[c.Transport+key] = true
+			t.Run(c.ID+"/"+key, func(t *testing.T) {
+				if !c.alone() {
+					t.Parallel()
+				}
+				broken := *c
+				broken.Expect.Detail = caseDetail{}
+				if err := strictly(wrong, &broken.Expect.Detail); err != nil {
+					t.Fatal(err)
+				}
+				if runCase(t, &broken) == nil {
+					t.Errorf("passes with %s", wrong)
+				}
+			})
+		}
+	}
+}
+
+// wrongDetails returns the details of a case with one of them made wrong, by
+// the one that is.
+func wrongDetails(t *testing.T, detail json.RawMessage) map[string]json.RawMessage {
+	var right map[string]any
+	if err := json.Unmarshal(detail, &right); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]json.RawMessage{}
+	for key, v := range right {
+		wrong := wrongValue(key, v)
+		if wrong == nil {
+			continue
+		}
+		m := maps.Clone(right)
+		m[key] = wrong
+		delete(m, "repeat")
+		if key == "steps" {
+			delete(m, "steps_also_ok")
+		}
+		all[key] = appendCase(m)
+	}
+	return all
+}
+
+// wrongValue returns what key cannot rightly be, or nil if anything may be.
+func wrongValue(key string, v any) any {
+	switch key {
+	case "note", "repeat", "also_ok", "steps_also_ok", "judge_step", "initialize_without_session", "tools_may_skip", "skips_reported", "tools_if_ok", "b_must_not_see_headers":
+		return nil // it allows, or holds only with others
+	case "error_not_contains":
+		return []string{""}
+	case "client_replies":
+		return append(slices.Clone(v.([]any)), map[string]any{})
+	case "last_step":
+		return "limit"
+	case "goroutine_growth_max":
+		return -1000 // others may end meanwhile
+	case "steps":
+		classes := slices.Clone(v.([]any))
+		if classes[0] == "limit" {
+			classes[0] = "refused"
+		} else {
+			classes[0] = "limit"
+		}
+		return classes
+	}
+	return wrongLike(strings.Contains(key, "max"), v)
+}
+
+// wrongLike changes every text, number and bool in v.
+func wrongLike(less bool, v any) any {
+	switch v := v.(type) {
+	case string:
+		return v + " wrong"
+	case bool:
+		return !v
+	case float64:
+		if less {
+			return -1
+		}
+		return v + 1e6
+	case []any:
+		out := []any{}
+		for _, e := range v {
+			out = append(out, wrongLike(less, e))
+		}
+		if len(v) == 0 {
+			out = append(out, "wrong")
+		}
+		return out
+	case map[string]any:
+		out := map[string]any{}
+		for k, e := range v {
+			out[k] = wrongLike(less, e)
+		}
+		return out
+	}
+	return v
 }
 
 // The format.
@@ -359,6 +483,13 @@ func (c *faultCase) outcomes() (n int) {
 	return n
 }
 
+// alone reports whether the case cannot run beside others: what it changes or
+// counts is the whole process's.
+func (c *faultCase) alone() bool {
+	setenv := slices.ContainsFunc(c.Action.Steps, func(s caseStep) bool { return s.Op == "setenv" })
+	return setenv || c.Expect.Detail.GoroutineGrowthMax != nil
+}
+
 // judged is the step whose outcome is the case's.
 func (c *faultCase) judged() int {
 	if p := c.Expect.Detail.JudgeStep; p != nil {
@@ -425,7 +556,10 @@ func (p *placeholders) answering(e envelope) {
 	}
 }
 
-var placeholderForm = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+var (
+	placeholderForm  = regexp.MustCompile(`\{\{(idtext|id|version|ptoken|n|A|B|id\.[\w-]+|id:[\w/]+)\}\}`)
+	placeholderAlone = regexp.MustCompile(`"` + placeholderForm.String() + `"`)
+)
 
 // value is the JSON of a placeholder; text says that it stands for a text.
 func (p *placeholders) value(name string) (v string, text bool) {
@@ -463,8 +597,10 @@ func (p *placeholders) json(raw json.RawMessage) []byte {
 	if err := json.Compact(&b, raw); err != nil {
 		panic(err) // it was decoded from a file
 	}
-	whole := regexp.MustCompile(`"` + placeholderForm.String() + `"`)
-	out := whole.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
+	if !bytes.Contains(b.Bytes(), []byte("{{")) {
+		return b.Bytes()
+	}
+	out := placeholderAlone.ReplaceAllFunc(b.Bytes(), func(m []byte) []byte {
 		v, text := p.value(string(m[3 : len(m)-3]))
 		if text {
 			return appendString(nil, v)
@@ -489,6 +625,8 @@ type caseRun struct {
 	clients []*caseClient
 	fleet   *Fleet
 	results []stepResult // of the steps that give an outcome
+
+	failures []string // what is not as expected
 }
 
 // A caseWorld is the other side: the script being played.
@@ -498,8 +636,8 @@ type caseWorld interface {
 	// config adds to a Config how the script is reached; url is that of a
 	// connect step.
 	config(cfg *Config, url string)
-	// done collects what was seen. It is called once, after the last step.
-	done() caseSeen
+	// seen collects what it saw so far.
+	seen() caseSeen
 }
 
 // caseSeen is what the other side saw.
@@ -557,7 +695,9 @@ func (l *caseLog) String() string {
 
 func ms(n float64) time.Duration { return time.Duration(n * float64(time.Millisecond)) }
 
-func runCase(t *testing.T, c *faultCase) {
+// runCase runs a case once, and returns what was not as expected, the story of
+// the run last.
+func runCase(t *testing.T, c *faultCase) []string {
 	r := &caseRun{T: t, c: c}
 	switch c.Transport {
 	case "stdio":
@@ -572,9 +712,14 @@ func runCase(t *testing.T, c *faultCase) {
 			r.world = newPolicyWorld(c)
 			r.run()
 		})
-		return
+		return r.failures
 	}
 	r.run()
+	return r.failures
+}
+
+func (r *caseRun) failf(format string, args ...any) {
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
 }
 
 func (r *caseRun) run() {
@@ -599,12 +744,35 @@ func (r *caseRun) run() {
 	}
 	elapsed := time.Since(start)
 	r.checkLeft(goroutines)
-	r.check(r.world.done(), elapsed)
-	if r.Failed() {
+	r.check(r.settled(), elapsed)
+	if r.failures != nil {
+		story := "what happened:"
 		for i, s := range r.results {
-			r.Logf("step %d %s: %s after %v: %v", i, s.step.Op, s.class, s.took, s.err)
+			story += fmt.Sprintf("\nstep %d %s: %s after %v: %v", i, s.step.Op, s.class, s.took, s.err)
+			for _, p := range s.parallel {
+				story += fmt.Sprintf("\n  %s %s after %v: %v", p.step.Op, p.class, p.took, p.err)
+			}
 		}
-		r.Logf("log: %s", r.log.String())
+		r.failf("%s\n%s", story, r.log.String())
+	}
+}
+
+// settled returns what the other side saw. What it is to see in the end may
+// still be on its way: a cancellation is not waited for.
+func (r *caseRun) settled() caseSeen {
+	for n := 0; ; n++ {
+		seen := r.world.seen()
+		missing := len(seen.replies) < len(r.c.Expect.Detail.ClientReplies)
+		for method, want := range r.c.Expect.Detail.ServerSaw {
+			missing = missing || float64(seen.saw[method]) < want.lo
+		}
+		if want := r.c.Expect.Detail.OpenConnectionsAfter; want != nil {
+			missing = missing || seen.open > *want
+		}
+		if !missing || n == 50 {
+			return seen
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -633,8 +801,8 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 	if b := p.Breaker; b != nil {
 		cfg.BreakerFailures, cfg.BreakerReset = b.Threshold, ms(b.CooldownMS)
 	}
-	if len(p.ProtocolVersions) > 0 && p.ProtocolVersions[0] != version2511 {
-		cfg.Protocol = p.ProtocolVersions[0]
+	if v := p.ProtocolVersions; len(v) > 0 && v[0] != version2026 && v[0] != version2511 {
+		cfg.Protocol = v[0] // else the best one is offered anyhow
 	}
 	switch p.Validate {
 	case "warn", "lenient", "advise":
@@ -739,8 +907,8 @@ func (r *caseRun) doParallel(ctx context.Context, step *caseStep) stepResult {
 func (r *caseRun) timed(ctx context.Context, step *caseStep, c *caseClient) stepResult {
 	out := stepResult{step: step, reaches: new(reachLog)}
 	ctx = context.WithValue(ctx, reachLogKey{}, out.reaches)
-	if step.DeadlineMS > 0 {
-		limited, cancel := context.WithTimeout(ctx, ms(step.DeadlineMS))
+	if d := cmp.Or(step.DeadlineMS, r.c.Action.Policy.MaxTotalMS); d > 0 {
+		limited, cancel := context.WithTimeout(ctx, ms(d))
 		defer cancel()
 		ctx = limited
 	}
@@ -932,7 +1100,7 @@ func (s *stepResult) text() (string, bool) {
 func (r *caseRun) check(seen caseSeen, elapsed time.Duration) {
 	d := &r.c.Expect.Detail
 	for _, f := range seen.failures {
-		r.Errorf("the server: %s", f)
+		r.failf("the server: %s", f)
 	}
 	r.checkOutcomes()
 	r.checkTimes(elapsed)
@@ -944,7 +1112,7 @@ func (r *caseRun) check(seen caseSeen, elapsed time.Duration) {
 	if d.Breaker != nil {
 		for _, c := range r.clients {
 			if got := c.rs.Health().State.String(); strings.ReplaceAll(got, "_", "-") != strings.ReplaceAll(*d.Breaker, "_", "-") {
-				r.Errorf("the breaker is %s, want %s", got, *d.Breaker)
+				r.failf("the breaker is %s, want %s", got, *d.Breaker)
 			}
 		}
 	}
@@ -961,7 +1129,7 @@ func (r *caseRun) check(seen caseSeen, elapsed time.Duration) {
 			}
 		}
 		if got != *d.Negotiated {
-			r.Errorf("agreed on %q, want %q", got, *d.Negotiated)
+			r.failf("agreed on %q, want %q", got, *d.Negotiated)
 		}
 	}
 	if d.Ready != nil || d.Down != nil {
@@ -973,38 +1141,31 @@ func (r *caseRun) checkOutcomes() {
 	d := &r.c.Expect.Detail
 	for i, want := range d.Steps {
 		if i < len(r.results) && r.results[i].class != want && !slices.Contains(d.StepsAlsoOK[i], r.results[i].class) {
-			r.Errorf("step %d is %q, want %q: %v", i, r.results[i].class, want, r.results[i].err)
+			r.failf("step %d is %q, want %q: %v", i, r.results[i].class, want, r.results[i].err)
 		}
 	}
 	j := r.c.judged()
 	if got := r.results[j].class; got != r.c.Expect.Outcome && !slices.Contains(d.AlsoOK, got) && !slices.Contains(d.StepsAlsoOK[j], got) {
-		r.Errorf("the outcome is %q, want %q: %v", got, r.c.Expect.Outcome, r.results[j].err)
+		r.failf("the outcome is %q, want %q: %v", got, r.c.Expect.Outcome, r.results[j].err)
 	}
 	if last := r.results[len(r.results)-1].class; d.LastStep != nil && !slices.Contains(d.LastStep, last) {
-		r.Errorf("the last step is %q, want %q", last, d.LastStep)
+		r.failf("the last step is %q, want %q", last, d.LastStep)
 	}
-	for class, want := range merged(d.ParallelCounts, d.ParallelCountsRange) {
-		got := 0
-		for _, s := range r.results {
-			for _, p := range s.parallel {
-				if p.class == class {
-					got++
+	for _, counts := range []map[string]caseSpan{d.ParallelCounts, d.ParallelCountsRange} {
+		for class, want := range counts {
+			got := 0
+			for _, s := range r.results {
+				for _, p := range s.parallel {
+					if p.class == class {
+						got++
+					}
 				}
 			}
-		}
-		if !want.has(float64(got)) {
-			r.Errorf("%d of the parallel steps are %q, want %v", got, class, want)
+			if !want.has(float64(got)) {
+				r.failf("%d of the parallel steps are %q, want %v", got, class, want)
+			}
 		}
 	}
-}
-
-func merged(a, b map[string]caseSpan) map[string]caseSpan {
-	m := maps.Clone(a)
-	if m == nil {
-		return b
-	}
-	maps.Copy(m, b)
-	return m
 }
 
 func (r *caseRun) checkTimes(elapsed time.Duration) {
@@ -1018,16 +1179,16 @@ func (r *caseRun) checkTimes(elapsed time.Duration) {
 	}
 	for i, most := range limit {
 		if took := r.results[i].took; took > ms(most) {
-			r.Errorf("step %d took %v, at most %v was wanted", i, took, ms(most))
+			r.failf("step %d took %v, at most %v was wanted", i, took, ms(most))
 		}
 	}
 	for i, least := range d.StepMinMS {
 		if took := r.results[i].took; took < ms(least) {
-			r.Errorf("step %d took %v, at least %v was wanted", i, took, ms(least))
+			r.failf("step %d took %v, at least %v was wanted", i, took, ms(least))
 		}
 	}
 	if d.VirtualMaxMS != nil && elapsed > ms(*d.VirtualMaxMS) {
-		r.Errorf("the run took %v, at most %v was wanted", elapsed, ms(*d.VirtualMaxMS))
+		r.failf("the run took %v, at most %v was wanted", elapsed, ms(*d.VirtualMaxMS))
 	}
 }
 
@@ -1040,17 +1201,17 @@ func (r *caseRun) checkResults() {
 			got, ok = r.results[i].text()
 		}
 		if got != *d.Text {
-			r.Errorf("the text is %q, want %q", got, *d.Text)
+			r.failf("the text is %q, want %q", got, *d.Text)
 		}
 	}
 	for i, want := range d.Texts {
 		if got, _ := r.results[i].text(); got != want {
-			r.Errorf("the text of step %d is %q, want %q", i, got, want)
+			r.failf("the text of step %d is %q, want %q", i, got, want)
 		}
 	}
 	for i, want := range d.TextLen {
 		if got, _ := r.results[i].text(); len(got) != want && len([]rune(got)) != want {
-			r.Errorf("the text of step %d has %d bytes, want %d", i, len(got), want)
+			r.failf("the text of step %d has %d bytes, want %d", i, len(got), want)
 		}
 	}
 	for i, want := range r.structured() {
@@ -1059,12 +1220,12 @@ func (r *caseRun) checkResults() {
 			json.Compact(&got, res.Structured)
 		}
 		if got.String() != want {
-			r.Errorf("the structured content of step %d is %s, want %s", i, &got, want)
+			r.failf("the structured content of step %d is %s, want %s", i, &got, want)
 		}
 	}
 	for i, want := range d.IsError {
 		if res := r.results[i].result(); res == nil || res.IsError != want {
-			r.Errorf("step %d: IsError is not %v: %+v, %v", i, want, res, r.results[i].err)
+			r.failf("step %d: IsError is not %v: %+v, %v", i, want, res, r.results[i].err)
 		}
 	}
 }
@@ -1081,7 +1242,7 @@ func (r *caseRun) structured() map[int]string {
 	}
 	steps := map[int]string{}
 	if err := json.Unmarshal(raw, &steps); err != nil {
-		r.Errorf("structured_raw: %v", err)
+		r.failf("structured_raw: %v", err)
 	}
 	return steps
 }
@@ -1091,7 +1252,7 @@ func (r *caseRun) checkErrors() {
 	for i, want := range d.RPCCodes {
 		var re *RPCError
 		if !errors.As(r.results[i].err, &re) || re.Code != want {
-			r.Errorf("step %d: %v, want JSON-RPC code %d", i, r.results[i].err, want)
+			r.failf("step %d: %v, want JSON-RPC code %d", i, r.results[i].err, want)
 		}
 	}
 	judged := r.results[r.c.judged()].err
@@ -1112,7 +1273,7 @@ func (r *caseRun) checkErrors() {
 			got = re.Status
 		}
 		if got != *d.HTTPStatus {
-			r.Errorf("the error has status %d, want %d: %v", got, *d.HTTPStatus, all)
+			r.failf("the error has status %d, want %d: %v", got, *d.HTTPStatus, all)
 		}
 	}
 	if d.RetryAfterMS != nil {
@@ -1125,32 +1286,32 @@ func (r *caseRun) checkErrors() {
 			after = ue.RetryAfter
 		}
 		if !d.RetryAfterMS.has(float64(after) / 1e6) {
-			r.Errorf("the error says to retry after %v, want %v ms: %v", after, d.RetryAfterMS, all)
+			r.failf("the error says to retry after %v, want %v ms: %v", after, d.RetryAfterMS, all)
 		}
 	}
 	if d.MayHaveRun != nil {
 		if len(errs) == 0 {
-			r.Errorf("no step has an error that could say whether the call ran")
+			r.failf("no step has an error that could say whether the call ran")
 		}
 		for _, err := range errs {
 			if mayHaveRun(err) != *d.MayHaveRun {
-				r.Errorf("may have run is not %v: %v", *d.MayHaveRun, err)
+				r.failf("may have run is not %v: %v", *d.MayHaveRun, err)
 			}
 		}
 	}
 	for i, want := range d.MayHaveRunSteps {
 		if err := r.results[i].err; err == nil || mayHaveRun(err) != want {
-			r.Errorf("step %d: may have run is not %v: %v", i, want, err)
+			r.failf("step %d: may have run is not %v: %v", i, want, err)
 		}
 	}
 	said := errorWords(all, true) + r.log.String()
 	for _, want := range d.ErrorContains {
 		if !strings.Contains(said, want) {
-			r.Errorf("%q is not in the error or the log: %s", want, said)
+			r.failf("%q is not in the error or the log: %s", want, said)
 		}
 	}
 	if d.ErrorContainsAny != nil && !slices.ContainsFunc(d.ErrorContainsAny, func(w string) bool { return strings.Contains(said, w) }) {
-		r.Errorf("none of %q is in the error or the log: %s", d.ErrorContainsAny, said)
+		r.failf("none of %q is in the error or the log: %s", d.ErrorContainsAny, said)
 	}
 	said = r.log.String()
 	for _, s := range r.results {
@@ -1161,7 +1322,7 @@ func (r *caseRun) checkErrors() {
 	}
 	for _, bad := range d.ErrorNotContains {
 		if strings.Contains(said, bad) {
-			r.Errorf("%q is in an error or the log: %s", bad, said)
+			r.failf("%q is in an error or the log: %s", bad, said)
 		}
 	}
 }
@@ -1185,26 +1346,26 @@ func (r *caseRun) checkTools() {
 		return slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 	}
 	if d.ToolsExact != nil && !same(d.ToolsExact) {
-		r.Errorf("the tools are %q, want %q (rejected: %v)", got, d.ToolsExact, list.rejected)
+		r.failf("the tools are %q, want %q (rejected: %v)", got, d.ToolsExact, list.rejected)
 	}
 	if d.ToolsIfOK != nil && list.err == nil && !same(d.ToolsIfOK) {
-		r.Errorf("the tools are %q, want %q (rejected: %v)", got, d.ToolsIfOK, list.rejected)
+		r.failf("the tools are %q, want %q (rejected: %v)", got, d.ToolsIfOK, list.rejected)
 	}
 	for _, want := range d.ToolsInclude {
 		if !slices.Contains(got, want) {
-			r.Errorf("the tools are %q, without %q (rejected: %v)", got, want, list.rejected)
+			r.failf("the tools are %q, without %q (rejected: %v)", got, want, list.rejected)
 		}
 	}
 	for _, name := range d.ToolsMaySkip {
 		reported := slices.ContainsFunc(list.rejected, func(rej Rejection) bool { return rej.Tool == name && rej.Reason != "" })
 		if d.SkipsReported && !slices.Contains(got, name) && !reported {
-			r.Errorf("tool %q was left out without a word (rejected: %v)", name, list.rejected)
+			r.failf("tool %q was left out without a word (rejected: %v)", name, list.rejected)
 		}
 	}
 	if d.ToolsMaySkip != nil {
 		for _, rej := range list.rejected {
 			if rej.Tool != "" && !slices.Contains(d.ToolsMaySkip, rej.Tool) {
-				r.Errorf("tool %q was left out: %s", rej.Tool, rej.Reason)
+				r.failf("tool %q was left out: %s", rej.Tool, rej.Reason)
 			}
 		}
 	}
@@ -1214,53 +1375,53 @@ func (r *caseRun) checkSeen(seen *caseSeen) {
 	d := &r.c.Expect.Detail
 	for method, want := range d.ServerSaw {
 		if got := seen.saw[method]; !want.has(float64(got)) {
-			r.Errorf("the server saw %q %d times, want %v (all: %v)", method, got, want, seen.saw)
+			r.failf("the server saw %q %d times, want %v (all: %v)", method, got, want, seen.saw)
 		}
 	}
 	for method, most := range d.ServerSawMax {
 		if got := seen.saw[method]; got > most {
-			r.Errorf("the server saw %q %d times, want at most %d", method, got, most)
+			r.failf("the server saw %q %d times, want at most %d", method, got, most)
 		}
 	}
 	for path, methods := range d.FinalPathSaw {
 		for method, want := range methods {
 			if got := seen.paths[path][method]; !want.has(float64(got)) {
-				r.Errorf("path %s saw %q %d times, want %v (all: %v)", path, method, got, want, seen.paths)
+				r.failf("path %s saw %q %d times, want %v (all: %v)", path, method, got, want, seen.paths)
 			}
 		}
 	}
 	if d.InitializeWithoutSession && seen.initializeWithSession {
-		r.Errorf("initialize was sent with a session id")
+		r.failf("initialize was sent with a session id")
 	}
 	if d.ClientReplies != nil {
 		r.checkReplies(seen.replies)
 	}
 	if d.GetMinDelayMS != nil && (seen.getDelay < 0 || seen.getDelay < ms(*d.GetMinDelayMS)) {
-		r.Errorf("the stream was resumed after %v, want at least %v", seen.getDelay, ms(*d.GetMinDelayMS))
+		r.failf("the stream was resumed after %v, want at least %v", seen.getDelay, ms(*d.GetMinDelayMS))
 	}
 	if d.BRequests != nil && !d.BRequests.has(float64(seen.bRequests)) {
-		r.Errorf("server B got %d requests, want %v", seen.bRequests, d.BRequests)
+		r.failf("server B got %d requests, want %v", seen.bRequests, d.BRequests)
 	}
 	for _, name := range d.BMustNotSeeHeaders {
 		if v := seen.bHeaders.Values(name); v != nil {
-			r.Errorf("server B saw the header %s", name)
+			r.failf("server B saw the header %s", name)
 		}
 	}
 	if d.ServerSentMaxBytes != nil && seen.sentMax > *d.ServerSentMaxBytes {
-		r.Errorf("a reply went on for %d bytes, want at most %d", seen.sentMax, *d.ServerSentMaxBytes)
+		r.failf("a reply went on for %d bytes, want at most %d", seen.sentMax, *d.ServerSentMaxBytes)
 	}
 	if d.OpenConnectionsAfter != nil && seen.open != *d.OpenConnectionsAfter {
-		r.Errorf("%d connections are open, want %d", seen.open, *d.OpenConnectionsAfter)
+		r.failf("%d connections are open, want %d", seen.open, *d.OpenConnectionsAfter)
 	}
 	if d.MaxInFlightSeen != nil && seen.inFlight > *d.MaxInFlightSeen {
-		r.Errorf("%d requests were in flight at once, want at most %d", seen.inFlight, *d.MaxInFlightSeen)
+		r.failf("%d requests were in flight at once, want at most %d", seen.inFlight, *d.MaxInFlightSeen)
 	}
 }
 
 func (r *caseRun) checkReplies(got []json.RawMessage) {
 	want := r.c.Expect.Detail.ClientReplies
 	if len(got) != len(want) {
-		r.Errorf("the client answered %s, want %d answers", got, len(want))
+		r.failf("the client answered %s, want %d answers", got, len(want))
 		return
 	}
 	for i, w := range want {
@@ -1268,7 +1429,7 @@ func (r *caseRun) checkReplies(got []json.RawMessage) {
 		if w.ID != nil && string(id) != string(w.ID) ||
 			w.ErrorCode != nil && string(code) != strconv.Itoa(*w.ErrorCode) ||
 			w.Result != nil && (result == nil || !sameValue(r.T, string(result), string(w.Result))) {
-			r.Errorf("answer %d of the client is %s, want %s", i, got[i], appendCase(w))
+			r.failf("answer %d of the client is %s, want %s", i, got[i], appendCase(w))
 		}
 	}
 }
@@ -1295,7 +1456,7 @@ func (r *caseRun) checkAttempts() {
 			n := len(e.reaches.starts)
 			sum += n
 			if d.AttemptsEach != nil && s.parallel != nil && !d.AttemptsEach.has(float64(n)) {
-				r.Errorf("a parallel step of step %d made %d attempts, want %v", i, n, d.AttemptsEach)
+				r.failf("a parallel step of step %d made %d attempts, want %v", i, n, d.AttemptsEach)
 			}
 			if waits := e.reaches.waits(); len(waits) > 0 {
 				first[waits[0]] = true
@@ -1303,30 +1464,30 @@ func (r *caseRun) checkAttempts() {
 		}
 		total += sum
 		if i < len(d.Attempts) && !d.Attempts[i].has(float64(sum)) {
-			r.Errorf("step %d made %d attempts, want %v", i, sum, d.Attempts[i])
+			r.failf("step %d made %d attempts, want %v", i, sum, d.Attempts[i])
 		}
 		if i < len(d.WaitBeforeAttempt2MS) && !d.WaitBeforeAttempt2MS[i].any {
 			waits := each[0].reaches.waits()
 			if len(waits) == 0 || !d.WaitBeforeAttempt2MS[i].has(float64(waits[0])/1e6) {
-				r.Errorf("step %d waited %v between attempts, want first %v ms", i, waits, d.WaitBeforeAttempt2MS[i])
+				r.failf("step %d waited %v between attempts, want first %v ms", i, waits, d.WaitBeforeAttempt2MS[i])
 			}
 		}
 	}
 	if d.AttemptsTotal != nil && !d.AttemptsTotal.has(float64(total)) {
-		r.Errorf("%d attempts in all, want %v", total, d.AttemptsTotal)
+		r.failf("%d attempts in all, want %v", total, d.AttemptsTotal)
 	}
 	if d.DistinctFirstWaitsMin != nil && len(first) < *d.DistinctFirstWaitsMin {
-		r.Errorf("%d different first waits, want at least %d", len(first), *d.DistinctFirstWaitsMin)
+		r.failf("%d different first waits, want at least %d", len(first), *d.DistinctFirstWaitsMin)
 	}
 	for i, want := range r.expectedWaits() {
 		got := r.results[i].reaches.waits()
 		if len(got) != len(want) {
-			r.Errorf("step %d waited %v, want %v", i, got, want)
+			r.failf("step %d waited %v, want %v", i, got, want)
 			continue
 		}
 		for k := range want {
 			if !want[k].has(float64(got[k]) / 1e6) {
-				r.Errorf("step %d: wait %d is %v, want %v ms", i, k, got[k], want[k])
+				r.failf("step %d: wait %d is %v, want %v ms", i, k, got[k], want[k])
 			}
 		}
 	}
@@ -1349,7 +1510,7 @@ func (r *caseRun) expectedWaits() map[int][]caseSpan {
 	}
 	var all [][]caseSpan
 	if err := json.Unmarshal(raw, &all); err != nil {
-		r.Errorf("waits_ms: %v", err)
+		r.failf("waits_ms: %v", err)
 	}
 	for i, waits := range all {
 		if waits != nil {
@@ -1375,10 +1536,10 @@ func (r *caseRun) checkFleet() {
 	slices.Sort(ready)
 	slices.Sort(down)
 	if d.Ready != nil && !slices.Equal(ready, slices.Sorted(slices.Values(d.Ready))) {
-		r.Errorf("ready are %q, want %q", ready, d.Ready)
+		r.failf("ready are %q, want %q", ready, d.Ready)
 	}
 	if d.Down != nil && !slices.Equal(down, slices.Sorted(slices.Values(d.Down))) {
-		r.Errorf("down are %q, want %q", down, d.Down)
+		r.failf("down are %q, want %q", down, d.Down)
 	}
 }
 
@@ -1394,13 +1555,20 @@ func (r *caseRun) checkLeft(goroutines int) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		if growth > *d.GoroutineGrowthMax {
-			r.Errorf("%d goroutines more than before, want at most %d", growth, *d.GoroutineGrowthMax)
+			r.failf("%d goroutines more than before, want at most %d", growth, *d.GoroutineGrowthMax)
 		}
 	}
 	if w, ok := r.world.(*stdioWorld); ok && d.ProcessesLeft != nil {
-		time.Sleep(time.Second)
-		if left := w.processes(); len(left) != *d.ProcessesLeft {
-			r.Errorf("processes %v are left, want %d", left, *d.ProcessesLeft)
+		left, known := w.processes()
+		for range 50 { // for a second, unless none is left sooner
+			if len(left) == 0 {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+			left, known = w.processes()
+		}
+		if known && len(left) != *d.ProcessesLeft {
+			r.failf("processes %v are left, want %d", left, *d.ProcessesLeft)
 		}
 	}
 }
@@ -1560,7 +1728,7 @@ func (w *stdioWorld) config(cfg *Config, url string) {
 	}
 	cfg.Command = []string{exe}
 	cfg.EnvAllow = hostEnv
-	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir}
+	cfg.Env = map[string]string{childEnv: "case", caseDirEnv: w.dir, quickExit[0]: quickExit[1]}
 	maps.Copy(cfg.Env, w.r.c.Action.Policy.Env)
 }
 
@@ -1577,11 +1745,9 @@ func newCaseSession(r *caseRun, cfg Config, o *Options) Session {
 
 // processes lists those of the tree that are alive. They are found by the
 // environment that all of them have inherited.
-func (w *stdioWorld) processes() (pids []string) {
+// Known is false on a system that does not tell.
+func (w *stdioWorld) processes() (pids []string, known bool) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	if len(dirs) == 0 {
-		w.r.Skip("no /proc here, so no telling which processes are left")
-	}
 	for _, dir := range dirs {
 		env, err := os.ReadFile(filepath.Join(dir, "environ"))
 		if err != nil || !bytes.Contains(env, []byte(caseDirEnv+"="+w.dir)) {
@@ -1593,7 +1759,7 @@ func (w *stdioWorld) processes() (pids []string) {
 			pids = append(pids, filepath.Base(dir))
 		}
 	}
-	return pids
+	return pids, len(dirs) > 0
 }
 
 // A caseEvent is a line of a child's report.
@@ -1604,9 +1770,9 @@ type caseEvent struct {
 	Open  int             // requests that await their reply
 }
 
-func (w *stdioWorld) done() caseSeen {
+func (w *stdioWorld) seen() caseSeen {
 	seen := caseSeen{saw: map[string]int{}, getDelay: -1}
-	time.Sleep(20 * time.Millisecond) // for what is still on its way to a child
+	time.Sleep(20 * time.Millisecond) // for what should not be on its way to a child
 	reports, _ := filepath.Glob(filepath.Join(w.dir, "report-*"))
 	slices.Sort(reports)
 	for _, name := range reports {
@@ -2023,7 +2189,7 @@ type httpWorld struct {
 	vars     *placeholders
 	used     []int
 	posts    map[string]int // by RPC method, to wait for
-	seen     caseSeen
+	had      caseSeen
 	calling  int // tools/call requests being served
 	streamAt time.Time
 	conns    map[net.Conn]bool
@@ -2031,7 +2197,7 @@ type httpWorld struct {
 
 func newHTTPWorld(r *caseRun) *httpWorld {
 	w := &httpWorld{r: r, vars: newPlaceholders(), used: make([]int, len(r.c.http)), posts: map[string]int{}, conns: map[net.Conn]bool{},
-		seen: caseSeen{saw: map[string]int{}, paths: map[string]map[string]int{}, bHeaders: http.Header{}, getDelay: -1}}
+		had: caseSeen{saw: map[string]int{}, paths: map[string]map[string]int{}, bHeaders: http.Header{}, getDelay: -1}}
 	start := func(name string) *httptest.Server {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { w.serve(name, rw, req) }))
 		s.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -2069,14 +2235,11 @@ func (w *httpWorld) config(cfg *Config, url string) {
 
 func (w *httpWorld) session(cfg Config, o *Options) Session { return newCaseSession(w.r, cfg, o) }
 
-func (w *httpWorld) done() caseSeen {
-	if w.r.c.Expect.Detail.OpenConnectionsAfter != nil {
-		time.Sleep(time.Second)
-	}
+func (w *httpWorld) seen() caseSeen {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen.open = len(w.conns)
-	seen := w.seen
+	seen := w.had
+	seen.open = len(w.conns)
 	seen.saw, seen.bHeaders = maps.Clone(seen.saw), seen.bHeaders.Clone()
 	return seen
 }
@@ -2146,34 +2309,34 @@ func (w *httpWorld) serve(server string, rw http.ResponseWriter, r *http.Request
 func (w *httpWorld) fail(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen.failures = append(w.seen.failures, fmt.Sprintf(format, args...))
+	w.had.failures = append(w.had.failures, fmt.Sprintf(format, args...))
 }
 
 func (w *httpWorld) countLocked(server string, r *http.Request, rpc string, body []byte) {
 	if server == "B" {
-		w.seen.bRequests++
+		w.had.bRequests++
 		for name, v := range r.Header {
-			w.seen.bHeaders[name] = append(w.seen.bHeaders[name], v...)
+			w.had.bHeaders[name] = append(w.had.bHeaders[name], v...)
 		}
 	}
 	what := cmp.Or(rpc, r.Method)
-	w.seen.saw[what]++
+	w.had.saw[what]++
 	w.posts[rpc]++
-	if w.seen.paths[r.URL.Path] == nil {
-		w.seen.paths[r.URL.Path] = map[string]int{}
+	if w.had.paths[r.URL.Path] == nil {
+		w.had.paths[r.URL.Path] = map[string]int{}
 	}
-	w.seen.paths[r.URL.Path][what]++
+	w.had.paths[r.URL.Path][what]++
 	switch {
 	case rpc == "response":
-		w.seen.replies = append(w.seen.replies, bytes.Clone(body))
+		w.had.replies = append(w.had.replies, bytes.Clone(body))
 	case rpc == "initialize":
-		w.seen.initializeWithSession = w.seen.initializeWithSession || r.Header.Values("Mcp-Session-Id") != nil
+		w.had.initializeWithSession = w.had.initializeWithSession || r.Header.Values("Mcp-Session-Id") != nil
 	case rpc == "tools/call":
 		w.calling++
-		w.seen.inFlight = max(w.seen.inFlight, w.calling)
+		w.had.inFlight = max(w.had.inFlight, w.calling)
 	case r.Method == "GET" && r.Header.Get("Last-Event-ID") != "" && !w.streamAt.IsZero():
-		if d := time.Since(w.streamAt); w.seen.getDelay < 0 || d < w.seen.getDelay {
-			w.seen.getDelay = d
+		if d := time.Since(w.streamAt); w.had.getDelay < 0 || d < w.had.getDelay {
+			w.had.getDelay = d
 		}
 	}
 }
@@ -2223,7 +2386,7 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 	defer func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.seen.sentMax = max(w.seen.sentMax, out.n)
+		w.had.sentMax = max(w.had.sentMax, out.n)
 	}()
 	for _, c := range he.Body {
 		var err error
@@ -2310,7 +2473,7 @@ func (schemaWorld) config(*Config, string) {}
 func (w schemaWorld) session(Config, *Options) Session {
 	return NewSession(new(RecordingTransport), Config{}, nil)
 }
-func (schemaWorld) done() caseSeen { return caseSeen{getDelay: -1} }
+func (schemaWorld) seen() caseSeen { return caseSeen{getDelay: -1} }
 
 // validateCase calls the tool that stands before result n, which is its answer.
 func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
@@ -2342,6 +2505,13 @@ func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
 	}
 	if len(a.Tools) == 0 {
 		return nil, &SchemaError{Detail: fmt.Sprint(a.Rejected)}
+	}
+	// A tool whose output schema cannot be held is adopted, and that is
+	// reported; who is strict goes by the report.
+	for _, p := range a.Partial {
+		if r.c.Action.Policy.Validate == "strict" && strings.HasPrefix(p.Reason, "output schema is not checked") {
+			return nil, &SchemaError{Detail: p.Reason}
+		}
 	}
 	return client.Call(ctx, &Call{Tool: a.Tools[0].Name})
 }
@@ -2416,16 +2586,17 @@ func (w *policyWorld) config(cfg *Config, url string) {
 func (w *policyWorld) session(cfg Config, o *Options) Session {
 	cfg = cfg.withDefaults()
 	_, scripted := w.servers[cfg.Name]
-	s := &policySession{server: w.server(cfg.Name), cfg: cfg, tools: w.tools}
-	if !scripted {
+	s := &policySession{cfg: cfg, tools: w.tools, fleet: scripted}
+	if scripted {
+		s.server = w.server(cfg.Name)
+	} else {
 		s.server = w.server("")
 	}
-	s.fleet = scripted
 	w.sessions = append(w.sessions, s)
 	return s
 }
 
-func (w *policyWorld) done() caseSeen {
+func (w *policyWorld) seen() caseSeen {
 	seen := caseSeen{getDelay: -1}
 	for _, s := range w.sessions {
 		if s.connected {

@@ -813,6 +813,14 @@ func (c *Client) Tools() []Tool {
 	return slices.Clone(c.list.Tools)
 }
 
+// Adoption returns what came of the tool list that is in force, what was left
+// out of it included; nil before the first adoption. It is not changed.
+func (c *Client) Adoption() *Adoption {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.list
+}
+
 // Stale reports whether the tool list may have changed since it was adopted:
 // the server has announced it, has vouched for it only for a time that has
 // passed, or has come back different.
@@ -843,6 +851,9 @@ func (c *Client) Close() error { return c.s.Close() }
 // error types of this package. A tool's own failure is a Result with IsError.
 func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	r, err := c.call(ctx, call)
+	if err == nil {
+		return r, nil
+	}
 	var re *RPCError
 	if errors.As(err, &re) && re.Code == -32020 {
 		// The server has other header annotations than those we know
@@ -904,16 +915,17 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
 	}
 	args, ok := v.(map[string]any)
-	if v == nil {
-		args = map[string]any{}
-	} else if !ok || !isPlain(args, 0) {
+	if v != nil && (!ok || !isPlain(args, 0)) {
 		b, err := appendValue(nil, v)
 		if err == nil {
 			v, err = decodeValue(b)
 		}
-		if args, ok = v.(map[string]any); err != nil || !ok {
+		if args, ok = v.(map[string]any); err != nil || !ok && v != nil {
 			return nil, nil, fail([]Issue{{Keyword: "type", Want: "an object", Got: "something else"}}, false)
 		}
+	}
+	if args == nil {
+		args = map[string]any{}
 	}
 	if t.cfg.Arguments == "off" {
 		return args, nil, nil
@@ -1401,10 +1413,10 @@ func (f *Fleet) admit(c *Client, p *prospect) error {
 	for _, t := range p.list.Tools {
 		holder := f.routes[t.Name]
 		if slices.Contains(c.o.LocalNames, t.Name) {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "its tool " + quoted(t.Remote) + " and a local tool would both be called " + quoted(t.Name) + "; give the server a prefix"}
+			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and a local one would both be called " + quoted(t.Name) + "; give the server a prefix"}
 		}
 		if holder != nil && holder != c {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "its tool " + quoted(t.Remote) + " and one of server " + quoted(holder.cfg.Name) + " would both be called " + quoted(t.Name) + "; give one of them a prefix"}
+			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and one of server " + quoted(holder.cfg.Name) + " would both be called " + quoted(t.Name) + "; give one of them a prefix"}
 		}
 	}
 	maps.DeleteFunc(f.routes, func(_ string, holder *Client) bool { return holder == c })

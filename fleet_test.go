@@ -336,10 +336,10 @@ func TestAssemble(t *testing.T) {
 		}, "", "", []string{`mcp: server "a": adopt: unavailable`}},
 		{"two servers offer one name", func() []*Client {
 			return []*Client{client(serving("x"), Config{Name: "a"}, nil), client(serving("x"), Config{Name: "b"}, nil)}
-		}, "", "", []string{`server "b"`, `its tool "x" and one of server "a" would both be called "x"; give one of them a prefix`}},
+		}, "", "", []string{`server "b"`, `a tool of it and one of server "a" would both be called "x"; give one of them a prefix`}},
 		{"a local tool has the name", func() []*Client {
 			return []*Client{client(serving("x"), Config{Name: "a"}, &Options{LocalNames: []string{"x"}})}
-		}, "", "", []string{`its tool "x" and a local tool would both be called "x"`}},
+		}, "", "", []string{`a tool of it and a local one would both be called "x"`}},
 		{"allow names what is not there", func() []*Client {
 			return []*Client{client(serving("x"), Config{Name: "a", Allow: []string{"y"}}, nil)}
 		}, "", "", []string{`allow = "y": the server has no such tool`}},

@@ -643,8 +643,8 @@ func (e *BudgetError) Unwrap() error { return e.Err }
 func (e *BudgetError) Timeout() bool { return true }
 
 // An ArgumentError is a call that did not fit its tool's input schema. Nothing
-// was sent. Its text names places and no values; [ArgumentError.Feedback] is
-// for the model and has them.
+// was sent. Its text names the keywords that were broken, and neither places nor
+// values; [ArgumentError.Feedback] is for the model and has them.
 type ArgumentError struct {
 	Origin
 	Tool    string
@@ -658,11 +658,14 @@ func (e *ArgumentError) Error() string {
 		return e.prefix() + "there is no tool " + quoted(e.Tool)
 	}
 	s := e.prefix() + "arguments for tool " + quoted(e.Tool) + " do not fit its input schema"
-	for i, is := range e.Issues {
-		if i == 3 {
-			return s + ", and more"
+	var broken []string // paths are the server's words
+	for _, is := range e.Issues {
+		if !slices.Contains(broken, is.Keyword) {
+			broken = append(broken, is.Keyword)
 		}
-		s += ": " + strconv.Quote(is.Path) + " " + is.Keyword
+	}
+	if broken != nil {
+		s += " (" + strings.Join(broken, ", ") + ")"
 	}
 	return s
 }
@@ -923,9 +926,11 @@ type requester interface {
 }
 
 // listener is the optional interface of transports that can hold the server's
-// own stream open (the GET stream of the older revisions). It returns at once;
-// Close ends the stream.
-type listener interface{ listen(version string) }
+// own stream open (the GET stream of the older revisions). It waits a moment
+// for the server to open it; Close ends it.
+type listener interface {
+	listen(ctx context.Context, version string)
+}
 
 // A TransportSession speaks MCP over a [Transport]: it finds the protocol
 // revision, connects when an operation needs it and again when the connection
@@ -947,6 +952,7 @@ type TransportSession struct {
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
 	last     *link      // the latest agreement; outlives a doubt about the connection
+	due      bool       // the connection is a new one, on which nothing is agreed yet
 	version  string     // the revision to offer to a server that is known; "" if it is not
 	renewed  func(context.Context)
 	progress map[string]func(Progress) // by progress token
@@ -1261,6 +1267,9 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
 		}
 		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
+		if len(*buf) == len("{}") {
+			d.req.Params = nil
+		}
 		if d.call != nil {
 			d.req.Header = d.call.header
 		}
@@ -1324,8 +1333,11 @@ func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.
 
 // named says whose error it is, where a transport does not know.
 func (s *TransportSession) named(err error, op string) error {
+	if err == nil {
+		return nil
+	}
 	var o interface{ origin() *Origin }
-	if err != nil && errors.As(err, &o) && o.origin().Server == "" {
+	if errors.As(err, &o) && o.origin().Server == "" {
 		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
 	}
 	return err
@@ -1377,10 +1389,12 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	var meta map[string]any
 	if d.call != nil {
 		b = append(appendString(append(b, `"name":`...), d.call.Tool), `,"arguments":`...)
-		if d.call.Arguments == nil {
-			b = append(b, "{}"...)
-		} else if b, err = appendValue(b, d.call.Arguments); err != nil {
+		start := len(b)
+		if b, err = appendValue(b, d.call.Arguments); err != nil {
 			return nil, err
+		}
+		if string(b[start:]) == "null" { // of nil, whatever its type; servers refuse it
+			b = append(b[:start], "{}"...)
 		}
 		b = append(b, ',')
 		key, meta = d.call.IdempotencyKey, d.call.Meta
@@ -1401,11 +1415,14 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	if key != "" {
 		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
 	}
-	members := []map[string]any{meta}
+	members := [2]map[string]any{meta}
 	if s.o.Meta != nil {
-		members = append(members, s.o.Meta(ctx))
+		members[1] = s.o.Meta(ctx)
 	}
 	for i, m := range members {
+		if len(m) == 0 {
+			continue
+		}
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			if _, twice := meta[k]; twice && i > 0 || k == "idempotency-key" && key != "" || k == "progressToken" || strings.HasPrefix(k, metaPrefix) {
 				continue // the protocol's own keys are ours to set
@@ -1543,7 +1560,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		a.link, a.err = l, err
 		s.attempt = nil
 		if err == nil {
-			s.last = l
+			s.last, s.due = l, false
 			s.link.Store(l)
 		}
 		s.mu.Unlock()
@@ -1589,9 +1606,10 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		return nil, false, err
 	}
 	s.mu.Lock()
-	last, version := s.last, s.version
+	s.due = s.due || fresh // a handshake that failed is still due
+	due, last, version := s.due, s.last, s.version
 	s.mu.Unlock()
-	if last != nil && !fresh {
+	if last != nil && !due {
 		return last, false, nil
 	}
 	if s.cfg.Protocol != "auto" {
@@ -1620,9 +1638,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	if l.version == version2026 {
 		l.meta = s.modernMeta()
 	}
-	if s.cfg.Watch {
-		s.watch(l)
-	}
+	s.watch(ctx, l)
 	return l, last != nil, nil
 }
 
@@ -1695,10 +1711,14 @@ func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, er
 		case -32020, -32021:
 			return nil, a.err
 		case -32022:
-			if v := mutual(re.Data, "supported"); v != "" && v != version2026 {
+			switch v := mutual(re.Data, "supported"); v {
+			case "":
+				return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
+			case version2026:
+				return s.discover(ctx)
+			default:
 				return s.initialize(ctx, v)
 			}
-			return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
 		}
 		return s.initialize(ctx, version2511)
 	}
@@ -1721,10 +1741,14 @@ func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, er
 	return s.initialize(ctx, version2511)
 }
 
-// discover makes the modern handshake, which is one question.
+// discover makes the modern handshake, which is one question. A server that
+// refuses our revision and lists it all the same is asked once more.
 func (s *TransportSession) discover(ctx context.Context) (*ServerInfo, error) {
 	raw, err := s.t.Call(ctx, s.discoverRequest())
 	var re *RPCError
+	if errors.As(err, &re) && re.Code == -32022 && mutual(re.Data, "supported") == version2026 {
+		raw, err = s.t.Call(ctx, s.discoverRequest())
+	}
 	if errors.As(err, &re) && re.Code == -32601 {
 		return &ServerInfo{Protocol: version2026}, nil // it must implement it, but need not to be of use
 	}
@@ -2003,21 +2027,22 @@ func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
 	}
 }
 
-// watch keeps a stream open on which the server announces changes.
-func (s *TransportSession) watch(l *link) {
+// watch keeps a stream open on which the server announces changes, if it is to
+// be watched. Up to 2025-11-25, a server may also send its requests there, so
+// that whoever has handlers listens too.
+func (s *TransportSession) watch(ctx context.Context, l *link) {
 	if l.version != version2026 {
-		if t, ok := s.t.(listener); ok {
-			t.listen(l.version)
+		if t, ok := s.t.(listener); ok && (s.cfg.Watch || len(s.o.Handlers) > 0) {
+			t.listen(ctx, l.version)
 		}
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.unwatch != nil || s.closed {
+	if !s.cfg.Watch || s.unwatch != nil || s.closed {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.unwatch = cancel
+	ctx, s.unwatch = context.WithCancel(context.Background())
 	s.wg.Go(func() { s.subscribe(ctx) }) // ends with Close, which waits for it
 }
 

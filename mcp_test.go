@@ -323,6 +323,41 @@ func TestReconnectOnce(t *testing.T) {
 	})
 }
 
+// TestReconnectAfterFailedHandshake has the handshake on a new connection fail:
+// the transport does not call it new a second time, and it is due all the same.
+func TestReconnectAfterFailedHandshake(t *testing.T) {
+	t.Parallel()
+	agreed := map[string]any{"protocolVersion": "2025-11-25", "capabilities": map[string]any{"tools": map[string]any{}}}
+	s, rt := session(map[string]any{
+		"initialize": Answers{agreed, ReasonUnavailable, agreed},
+		"tools/call": map[string]any{"content": []any{}},
+	}, Config{Protocol: "2025-11-25"}, nil)
+	defer s.Close()
+	call := func() error {
+		_, err := s.CallTool(t.Context(), &Call{Tool: "x"})
+		return err
+	}
+	if err := call(); err != nil {
+		t.Fatal(err)
+	}
+	rt.Disconnect()
+	if err := call(); !errors.Is(err, ReasonUnavailable) {
+		t.Errorf("with a handshake that fails: %v, want %v", err, ReasonUnavailable)
+	}
+	if err := call(); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+	handshakes := 0
+	for _, c := range rt.Calls() {
+		if c.Method == "initialize" {
+			handshakes++
+		}
+	}
+	if handshakes != 3 {
+		t.Errorf("%d handshakes, want 3", handshakes)
+	}
+}
+
 // TestLeaderGivesUp has the caller who leads the connecting give up: the others
 // must not inherit its cancellation.
 func TestLeaderGivesUp(t *testing.T) {

@@ -40,16 +40,16 @@ const (
 	waitingMax     = 64                    // of the server's, those that wait included
 	errorBodyBytes = 64 << 10              // read of a reply that is an error anyway
 	errorBodyWait  = time.Second           // for such a body: the status is known already
-	drainBytes     = 4 << 10               // read after the answer, for the connection's sake
+	drainReads     = 16                    // after the answer, for the connection's sake
 	drainWait      = 10 * time.Millisecond // a server should end a stream after the answer
 	farewellWait   = time.Second           // for a notifications/cancelled
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
 	closeWait      = 2 * time.Second       // for everything that Close does
+	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
-	smallBuffer    = 16 << 10              // a buffer that is kept without counting
-	largeBuffer    = 4 << 20               // a buffer that is not kept
+	largeBuffer    = 4 << 20               // the largest buffer that is kept
 	maxToken       = 1 << 10               // bytes of a session or event id
 )
 
@@ -60,8 +60,8 @@ const (
 type HTTPTransport struct {
 	cfg       Config
 	o         *Options
-	client    *http.Client
-	own       *http.Transport // nil if the caller brought a client
+	roundTrip func(*http.Request) (*http.Response, error)
+	own       *http.Transport // behind roundTrip, unless the caller brought a client
 	traced    bool            // the RoundTripper is net/http's: it reports every connection
 	url       *url.URL
 	postHead  http.Header // of every POST; shared, so never changed
@@ -70,13 +70,13 @@ type HTTPTransport struct {
 	slots     chan struct{}
 	answering chan struct{} // slots of the server's requests
 	farewells chan struct{} // slots of the cancellations under way
-	spare     chan []byte   // buffers for the next replies
-	spared    atomic.Int32  // how many of them are large
+	spare     sync.Pool     // of *[]byte: buffers for the next replies
 	free      func([]byte)  // keep
 	lastID    atomic.Int64
 	closing   sync.Once
 	idle      chan struct{} // closed when the transport is, and no call is left
-	randMu    sync.Mutex    // is held while Options.Rand is called
+	randMu    sync.Mutex    // is held while rand is called
+	rand      func(n int64) int64
 
 	mu        sync.Mutex // guards the fields below
 	in        Inbound
@@ -106,24 +106,31 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 		// No Value: it may hold a password or a token.
 		return nil, &ConfigError{Server: cfg.Name, Key: "endpoint", Detail: "not an http or https URL with a host"}
 	}
-	u.Fragment, u.RawFragment = "", ""
 	t := &HTTPTransport{
 		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
 		answering: make(chan struct{}, serverRequests),
 		farewells: make(chan struct{}, serverRequests),
-		spare:     make(chan []byte, max(cfg.MaxInFlight, 1)),
 		idle:      make(chan struct{}),
 		calls:     make(map[*httpCall]struct{}),
 		serving:   make(map[string]*httpCall),
 		getHead:   make(http.Header),
 	}
 	t.free = t.keep
+	if t.rand = o.Rand; t.rand == nil {
+		t.rand = rand.Int64N
+	}
 	if t.limit <= 0 {
 		t.limit = math.MaxInt32
 	}
 	if cfg.MaxInFlight > 0 {
 		t.slots = make(chan struct{}, cfg.MaxInFlight)
 	}
+	if u.User != nil {
+		pass, _ := u.User.Password()
+		basic := base64.StdEncoding.EncodeToString([]byte(u.User.Username() + ":" + pass))
+		t.getHead.Set("Authorization", "Basic "+basic)
+	}
+	u.Fragment, u.RawFragment, u.User = "", "", nil
 	for k, v := range cfg.Headers {
 		t.getHead.Set(k, v)
 	}
@@ -132,17 +139,17 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	t.postHead.Set("Accept", "application/json, text/event-stream")
 	t.postHead.Set("Content-Type", "application/json")
 
-	t.client = &http.Client{}
-	if o.HTTPClient != nil {
-		*t.client = *o.HTTPClient
-		_, t.traced = t.client.Transport.(*http.Transport)
-		t.traced = t.traced || t.client.Transport == nil
-	} else {
+	if o.HTTPClient == nil {
 		t.own, t.traced = ownHTTPTransport(cfg.MaxInFlight), true
-		t.client.Transport = t.own
+		t.roundTrip = t.own.RoundTrip // all that a Client would add is redirects
+		return t, nil
 	}
+	client := *o.HTTPClient
+	_, t.traced = client.Transport.(*http.Transport)
+	t.traced = t.traced || client.Transport == nil
 	// A redirect would carry credentials elsewhere, or turn a POST into a GET.
-	t.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	t.roundTrip = client.Do
 	return t, nil
 }
 
@@ -150,16 +157,16 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 // connections know whether anything was written to them.
 func ownHTTPTransport(slots int) *http.Transport {
 	tr := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
-	if d, ok := http.DefaultTransport.(*http.Transport); ok {
-		tr = d.Clone()
+	if std, ok := http.DefaultTransport.(*http.Transport); ok {
+		tr = std.Clone()
 	}
-	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, math.MaxInt32
-	if slots > 0 {
-		tr.MaxIdleConnsPerHost = slots + serverRequests
+	if slots <= 0 {
+		slots = math.MaxInt16
 	}
+	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
 	dial := tr.DialContext
 	if dial == nil {
-		dial = (&net.Dialer{Timeout: 30 * time.Second}).DialContext
+		dial = new(net.Dialer).DialContext
 	}
 	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
@@ -177,13 +184,15 @@ func (t *HTTPTransport) honoursDeadline() {}
 // Open does no I/O. It reports a new connection the first time, and again after
 // the session, or the stream of 2024-11-05, was lost.
 func (t *HTTPTransport) Open(ctx context.Context, in Inbound) (fresh bool, err error) {
-	c, err := t.begin(ctx, &Request{Method: "connect"}, false)
-	if err != nil {
-		return false, err
-	}
-	defer c.end()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.closed || ctx.Err() != nil {
+		e := &TransportError{Origin: Origin{Server: t.cfg.Name, Op: "connect"}, Reason: ReasonCancelled, Err: ctx.Err()}
+		if e.Err == nil {
+			e.Reason, e.Detail = endClosed.Reason, endClosed.Detail
+		}
+		return false, e
+	}
 	if t.in.Notify == nil && t.in.Request == nil {
 		t.in = in
 	}
@@ -234,7 +243,7 @@ func (t *HTTPTransport) Close() error {
 		t.mu.Lock()
 		t.closed = true
 		for c := range t.calls {
-			if c != bye {
+			if c != bye && c.req.Method != farewell {
 				c.cancel(endClosed)
 			}
 		}
@@ -263,21 +272,31 @@ func (t *HTTPTransport) Close() error {
 	return nil
 }
 
-// listen holds the server's own stream open, if the server offers one.
-func (t *HTTPTransport) listen(version string) {
+// listen holds the server's own stream open, if the server offers one. It waits
+// a moment until it does: what a server says on a stream that is not open yet is
+// lost, or keeps it from answering.
+func (t *HTTPTransport) listen(ctx context.Context, version string) {
 	c, err := t.begin(context.Background(), &Request{Method: "listen", Version: version, Stream: true}, false)
 	if err != nil {
 		return
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.listening != nil || c.old != nil {
-		defer c.end() // after the unlock, being deferred before
+	busy := t.listening != nil || c.old != nil
+	if !busy {
+		t.listening = c
+	}
+	t.mu.Unlock()
+	if busy {
+		c.end()
 		return
 	}
-	t.listening = c
+	open := make(chan struct{})
 	go func() { // ended by Close, or with the session; Close waits for it
-		_ = c.follow(nil)
+		resp, err := c.openStream("")
+		close(open)
+		if err == nil || passing(err) {
+			_ = c.follow(resp)
+		}
 		t.mu.Lock()
 		if t.listening == c {
 			t.listening = nil
@@ -285,6 +304,13 @@ func (t *HTTPTransport) listen(version string) {
 		t.mu.Unlock()
 		c.end()
 	}()
+	wait := time.NewTimer(listenWait)
+	defer wait.Stop()
+	select {
+	case <-open:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
 }
 
 // forget drops the session of generation gen, unless a later one has replaced
@@ -313,15 +339,9 @@ func (t *HTTPTransport) adopt(id string) {
 
 // draw returns a random duration in [0, n].
 func (t *HTTPTransport) draw(n time.Duration) time.Duration {
-	if n <= 0 || n == math.MaxInt64 {
-		return 0
-	}
-	if t.o.Rand == nil {
-		return rand.N(n + 1)
-	}
 	t.randMu.Lock()
 	defer t.randMu.Unlock()
-	return time.Duration(t.o.Rand(int64(n + 1)))
+	return time.Duration(t.rand(int64(max(n, 0)) + 1))
 }
 
 // Ends of a call that are not its caller's: causes of its context.
@@ -347,12 +367,15 @@ type httpCall struct {
 	cancel  context.CancelCauseFunc
 	start   time.Time
 	timer   *time.Timer  // runs expire
-	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet
+	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet; -1: it is over
+	values  [2]string    // of its headers
 
 	// The reply.
 	body    io.ReadCloser
 	status  int
-	buf     []byte // what was read of it
+	events  eventReader
+	buf     []byte   // what was read
+	rest    [64]byte // and what was read after it
 	result  json.RawMessage
 	failed  error // the answer was no
 	done    bool  // the answer has come
@@ -360,9 +383,9 @@ type httpCall struct {
 
 	// What net/http tells of the latest request, from any goroutine.
 	trace httptrace.ClientTrace
-	asked atomic.Bool                 // it has asked for a connection
-	got   atomic.Bool                 // and got one, so it may have written
-	conn  atomic.Pointer[countedConn] // the connection, if it is a used one of ours
+	asked atomic.Bool                 // a foreign RoundTripper has asked it for a connection
+	got   atomic.Bool                 // it has a connection, so it may have written
+	conn  atomic.Pointer[countedConn] // that connection, if it is a used one of ours
 	mark  atomic.Int64                // bytes written to conn before
 }
 
@@ -370,7 +393,10 @@ type httpCall struct {
 // one, and ties it to the present session. The caller ends it.
 func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*httpCall, error) {
 	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now()}
-	c.trace.GetConn, c.trace.GotConn = c.getConn, c.gotConn
+	c.trace.GotConn = c.gotConn
+	if !t.traced {
+		c.trace.GetConn = func(string) { c.asked.Store(true) }
+	}
 	ctx, c.cancel = context.WithCancelCause(ctx)
 	c.ctx = httptrace.WithClientTrace(ctx, &c.trace)
 	c.timer = time.AfterFunc(math.MaxInt64, c.expire)
@@ -442,6 +468,10 @@ func (c *httpCall) expire() {
 	if c.ctx.Err() != nil {
 		return
 	}
+	if c.last.Load() < 0 {
+		c.cancel(endStall) // the server has been given drainWait
+		return
+	}
 	left, end := time.Duration(math.MaxInt64), endDeadline
 	if stall := c.t.cfg.ReadTimeout; stall > 0 && !c.req.Stream {
 		left = stall
@@ -464,8 +494,7 @@ func (c *httpCall) expire() {
 // modern reports whether the request is one of 2026-07-28.
 func (c *httpCall) modern() bool { return c.req.Version == version2026 }
 
-func (c *httpCall) getConn(string) { c.asked.Store(true) }
-
+// gotConn hears that the request has a connection.
 func (c *httpCall) gotConn(info httptrace.GotConnInfo) {
 	conn := info.Conn
 	if tc, ok := conn.(*tls.Conn); ok {
@@ -497,9 +526,13 @@ func (c *httpCall) fault(r Reason, sent bool, detail string) *TransportError {
 }
 
 // ended returns the error of a call whose ctx is done. The caller's own end goes
-// before any of ours.
+// before any of ours, also when both come at the same moment.
 func (c *httpCall) ended(sent bool) *TransportError {
-	if err := c.caller.Err(); err != nil {
+	err := c.caller.Err()
+	if end, ok := c.caller.Deadline(); err == nil && ok && !time.Now().Before(end) {
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
 		e := c.fault(ReasonCancelled, sent, "")
 		e.Err = err
 		return e
@@ -540,10 +573,12 @@ func (c *httpCall) header(base http.Header) http.Header {
 		return h // 2024-11-05 knows none of the others
 	}
 	if c.req.Version != "" && c.req.Method != "initialize" {
-		h["Mcp-Protocol-Version"] = []string{c.req.Version}
+		c.values[0] = c.req.Version
+		h["Mcp-Protocol-Version"] = c.values[0:1:1]
 	}
 	if c.session != "" {
-		h["Mcp-Session-Id"] = []string{c.session}
+		c.values[1] = c.session
+		h["Mcp-Session-Id"] = c.values[1:2:2]
 	}
 	if c.modern() {
 		h.Set("Mcp-Method", c.req.Method)
@@ -567,7 +602,7 @@ func (c *httpCall) authorize(h http.Header, challenge string) (http.Header, erro
 	if c.ctx.Err() != nil {
 		return nil, c.ended(false)
 	}
-	if err != nil || !carried(value) {
+	if err != nil {
 		e := c.fault(ReasonUnavailable, false, "no authorization")
 		e.Err = err
 		return nil, e
@@ -594,9 +629,9 @@ func (c *httpCall) do(method string, u *url.URL, h http.Header, body []byte) (*h
 			if resp.StatusCode != http.StatusUnauthorized || c.t.o.Authorize == nil || challenged {
 				return resp, nil
 			}
-			c.discard(resp)
+			resp.Body.Close()
 			challenged = true
-			if h, err = c.authorize(h, challengeOf(resp)); err != nil {
+			if h, err = c.authorize(h, cmp.Or(challengeOf(resp), "Bearer")); err != nil {
 				return nil, err
 			}
 			continue
@@ -641,7 +676,7 @@ func (c *httpCall) roundTrip(method string, u *url.URL, h http.Header, body []by
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		r.ContentLength = int64(len(body))
 	}
-	resp, err := c.t.client.Do(r.WithContext(c.ctx))
+	resp, err := c.t.roundTrip(r.WithContext(c.ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -659,13 +694,23 @@ func (c *httpCall) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// discard closes a reply, and reads a little more of it first so that its
-// connection can be used again.
+// discard closes the last reply of a call. Before that it reads a little more, for
+// a short time, so that the connection can be used again.
 func (c *httpCall) discard(resp *http.Response) {
-	if resp.ContentLength != 0 {
-		timer := time.AfterFunc(drainWait, func() { resp.Body.Close() })
-		_, _ = io.CopyN(io.Discard, resp.Body, drainBytes)
-		timer.Stop()
+	if resp.ContentLength != 0 && c.timer.Stop() {
+		c.last.Store(-1)
+		c.timer.Reset(drainWait)
+		c.drain(resp)
+	}
+	resp.Body.Close()
+}
+
+// drain reads a little more of a reply, and closes it.
+func (c *httpCall) drain(resp *http.Response) {
+	for range drainReads {
+		if _, err := resp.Body.Read(c.rest[:]); err != nil {
+			break
+		}
 	}
 	resp.Body.Close()
 }
@@ -682,7 +727,7 @@ func (c *httpCall) failure(err error) (e *TransportError, again bool) {
 	var ne net.Error
 	switch {
 	case !e.Sent:
-		e.Reason, again = ReasonUnavailable, c.asked.Load() && !final
+		e.Reason, again = ReasonUnavailable, !final
 	case errors.As(err, &ne) && ne.Timeout():
 		e.Reason = ReasonTimeout
 	case detail == notHTTP:
@@ -727,8 +772,10 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return "", io.ErrUnexpectedEOF, false
 	case errors.As(err, &ne) && ne.Timeout():
 		return "connection timed out", nil, false
-	case strings.Contains(err.Error(), "malformed HTTP"): // net/http has no type for it
+	case strings.Contains(err.Error(), "malformed HTTP"): // net/http has no types for these
 		return notHTTP, nil, false
+	case strings.Contains(err.Error(), "net/http: invalid header"):
+		return "a header is not valid", nil, true
 	}
 	return "connection failed", nil, false
 }
@@ -758,7 +805,7 @@ func (c *httpCall) call() error {
 	}
 	if err == nil && c.req.Method == "initialize" {
 		id := resp.Header.Get("Mcp-Session-Id")
-		if !carried(id) || strings.Contains(id, " ") {
+		if len(id) > maxToken || !carried(id) || strings.Contains(id, " ") {
 			return c.statusFault("session id out of range")
 		}
 		c.t.adopt(id)
@@ -769,7 +816,11 @@ func (c *httpCall) call() error {
 // send posts a message that has no answer.
 func (c *httpCall) send(body []byte) error {
 	resp, err := c.post(body)
-	if err == nil {
+	switch {
+	case err != nil:
+	case c.id != 0: // there is an answer to come, elsewhere
+		c.drain(resp)
+	default:
 		c.discard(resp)
 	}
 	return err
@@ -804,11 +855,11 @@ func (c *httpCall) refused(resp *http.Response) error {
 	e := c.statusFault("")
 	switch {
 	case e.Status/100 == 3:
-		c.discard(resp)
+		resp.Body.Close()
 		e.Detail, e.Raw = "redirect", clip([]byte(resp.Header.Get("Location")))
 		return e
 	case e.Status == http.StatusUnauthorized, e.Status == http.StatusForbidden:
-		c.discard(resp)
+		resp.Body.Close()
 		e.Sent = e.Status == http.StatusForbidden || c.t.o.Authorize == nil
 		e.Raw = clip([]byte(challengeOf(resp)))
 		return e
@@ -822,18 +873,12 @@ func (c *httpCall) refused(resp *http.Response) error {
 	case e.Status == http.StatusRequestTimeout, e.Status == http.StatusServiceUnavailable:
 		e.Reason, e.RetryAfter = ReasonUnavailable, retryAfter(resp.Header)
 		return e
-	case e.Status >= 500:
+	case e.Status/100 == 5:
 		e.Reason = ReasonUnavailable
 		return e
 	}
 	// What is left of 4xx: the body may be a JSON-RPC error, about us or not.
 	var rpc *RPCError
-	if mediaType(resp.Header) == "text/event-stream" {
-		r := eventReader{r: bytes.NewReader(body), max: errorBodyBytes}
-		for body = nil; len(body) == 0 && r.err == nil; {
-			_, body, _ = r.next()
-		}
-	}
 	env, err := scanEnvelope(body)
 	if err == nil && env.err != nil && env.method == "" {
 		rpc, _ = decodeError(env.err)
@@ -880,12 +925,13 @@ func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
 		return err
 	}
-	err := c.dispatch(c.buf, c.take)
+	err := c.dispatch(c.buf)
+	if c.done {
+		return c.failed
+	}
 	e := c.statusFault("no answer")
 	e.Raw = clip(c.buf)
 	switch {
-	case c.done:
-		return c.failed
 	case len(bytes.TrimSpace(c.buf)) == 0:
 		e.Detail = "empty body"
 	case err != nil && resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && !resp.Uncompressed && resp.ProtoMajor == 1:
@@ -924,12 +970,12 @@ func (c *httpCall) readBody(length int64) error {
 	}
 }
 
-// dispatch cuts what came into messages: responses go to answer, the rest to the
-// Inbound. The envelopes lie in b.
-func (c *httpCall) dispatch(b []byte, answer func(envelope)) error {
+// dispatch cuts what came into messages: responses are taken, the rest goes to
+// the Inbound.
+func (c *httpCall) dispatch(b []byte) error {
 	if elems, ok := cutBatch(b); ok {
 		for _, b := range elems {
-			if err := c.dispatch(b, answer); err != nil {
+			if err := c.dispatch(b); err != nil {
 				return err
 			}
 		}
@@ -942,7 +988,7 @@ func (c *httpCall) dispatch(b []byte, answer func(envelope)) error {
 	case env.method == "" && (env.result == nil) == (env.err == nil):
 		return errSyntax
 	case env.method == "":
-		answer(env)
+		c.take(env)
 	case env.id == nil:
 		c.t.notified(env.method, bytes.Clone(env.params))
 	case !nullID(env.id):
@@ -970,9 +1016,14 @@ func (c *httpCall) isOurs(env envelope) bool {
 
 func nullID(id json.RawMessage) bool { return len(id) == 0 || string(id) == "null" }
 
-// take takes a response, if it is the answer to this call.
+// take takes a response, if it is the answer to this call. What it keeps lies in
+// the bytes that were read.
 func (c *httpCall) take(env envelope) {
 	switch {
+	case c.id == 0:
+		if c.old != nil {
+			c.old.take(env)
+		}
 	case c.done:
 	case !c.isOurs(env):
 		c.foreign = true
@@ -996,13 +1047,13 @@ func (c *httpCall) take(env envelope) {
 // stream up where it broke, if the revision allows. A call that waits for no
 // answer follows the server's own stream, as long as there is one.
 func (c *httpCall) follow(resp *http.Response) error {
-	r := eventReader{retry: -1}
-	lost := c.fault(ReasonDisconnected, true, "stream ended before the answer")
+	r := &c.events
+	r.retry = -1
 	for tries := 0; ; tries++ {
 		var err error
 		if resp != nil {
-			r = eventReader{r: c, max: c.t.limit, buf: c.t.buffer(4 << 10), id: r.id, retry: r.retry}
-			heard, err := c.events(&r, c.take)
+			*r = eventReader{r: c, max: c.t.limit, buf: c.t.buffer(4 << 10), id: r.id, retry: r.retry}
+			heard, err := c.readEvents()
 			c.buf = r.buf
 			if c.done {
 				c.discard(resp)
@@ -1013,49 +1064,47 @@ func (c *httpCall) follow(resp *http.Response) error {
 				return err
 			}
 			c.t.keep(c.buf)
-			if c.buf = nil; heard {
+			c.buf = nil
+			if heard {
 				tries = 0
 			}
-		}
-		if c.ctx.Err() != nil {
-			return c.ended(true)
+			if len(r.id) > maxToken || !carried(r.id) {
+				r.id = "" // nothing that a header could say
+			}
 		}
 		if c.id != 0 && (!c.resumable() || r.id == "" || tries >= resumeTries) {
-			if c.foreign {
+			if c.foreign && c.ctx.Err() == nil {
 				return c.statusFault("answer to another request")
 			}
-			return lost
+			return c.lostStream()
 		}
 		if (resp != nil || tries > 0) && !c.sleep(c.t.reconnectAfter(r.retry, tries)) {
-			if c.ctx.Err() != nil {
-				return c.ended(true)
-			}
-			return lost
+			return c.lostStream()
 		}
 		if resp, err = c.openStream(r.id); err != nil && !passing(err) {
-			return lost
+			return c.lostStream()
 		}
 	}
 }
 
-// events dispatches what a stream brings until the answer to this call, or the
+// readEvents dispatches what a stream brings until the answer to this call, or the
 // end of the stream, which is no error. heard reports whether there was anything.
 // Where others depend on a stream, what cannot be read is skipped.
-func (c *httpCall) events(r *eventReader, answer func(envelope)) (heard bool, err error) {
-	id := r.id
+func (c *httpCall) readEvents() (heard bool, err error) {
+	id := c.events.id
 	for {
-		name, data, err := r.next()
+		name, data, err := c.events.next()
 		if err == errTooBig {
 			return heard, c.tooBig(true)
 		}
 		if err != nil {
-			return heard || r.id != id, nil
+			return heard || c.events.id != id, nil
 		}
 		if len(data) == 0 || name != "" && name != "message" {
 			continue
 		}
 		heard = true
-		err = c.dispatch(data, answer)
+		err = c.dispatch(data)
 		if c.done {
 			return heard, nil
 		}
@@ -1065,6 +1114,14 @@ func (c *httpCall) events(r *eventReader, answer func(envelope)) (heard bool, er
 			return heard, e
 		}
 	}
+}
+
+// lostStream is the error of a stream that ended before the answer.
+func (c *httpCall) lostStream() error {
+	if c.ctx.Err() != nil {
+		return c.ended(true)
+	}
+	return c.fault(ReasonDisconnected, true, "stream ended before the answer")
 }
 
 // resumable reports whether the revision has streams that can be picked up.
@@ -1111,6 +1168,8 @@ func (c *httpCall) openStream(lastID string) (*http.Response, error) {
 	return resp, nil
 }
 
+const farewell = "notifications/cancelled"
+
 // cancelRemote tells the server, after err, that nobody waits any more. Closing
 // the stream says so since 2026-07-28; before, it takes a notification.
 func (c *httpCall) cancelRemote(err error) {
@@ -1125,24 +1184,22 @@ func (c *httpCall) cancelRemote(err error) {
 		return // so many at once: the server does not listen anyway
 	}
 	bye, berr := c.t.begin(context.Background(), &Request{
-		Method: "notifications/cancelled", Version: c.req.Version, Deadline: time.Now().Add(farewellWait),
+		Method: farewell, Version: c.req.Version, Deadline: time.Now().Add(farewellWait),
 	}, false)
-	if berr != nil {
+	go func() { // ends by its deadline; Close waits for it
+		if berr == nil {
+			params := append(strconv.AppendInt([]byte(`{"requestId":`), c.id, 10), '}')
+			_ = bye.send(appendNotification(nil, farewell, params))
+			bye.end()
+		}
 		<-c.t.farewells
-		return
-	}
-	go func() { // ends by its deadline, or by Close, which waits for it
-		params := strconv.AppendInt([]byte(`{"requestId":`), c.id, 10)
-		_ = bye.send(appendNotification(nil, bye.req.Method, append(params, '}')))
-		<-c.t.farewells
-		bye.end()
 	}()
 }
 
 // notified passes a notification on, after it has withdrawn the request of the
 // server's that it cancels.
 func (t *HTTPTransport) notified(method string, params json.RawMessage) {
-	if method == "notifications/cancelled" {
+	if method == farewell {
 		t.mu.Lock()
 		if c := t.serving[string(member(params, "requestId"))]; c != nil {
 			c.cancel(nil)
@@ -1219,13 +1276,24 @@ func maybeOld(err error) bool {
 // An oldStream is a connection of 2024-11-05: a stream on which everything
 // comes, and an address to which everything is posted.
 type oldStream struct {
-	post  *url.URL      // nil if there is no such stream
-	err   error         // why not
-	ready chan struct{} // closed when post or err is set
-	gone  chan struct{} // closed when the stream has ended
+	post *url.URL
+	gone chan struct{} // closed when the stream has ended
 
 	mu      sync.Mutex // guards pending
 	pending map[int64]chan envelope
+}
+
+// take hands an answer to the call that waits for it.
+func (s *oldStream) take(env envelope) {
+	n, _ := intID(env.id)
+	s.mu.Lock()
+	answer := s.pending[n]
+	delete(s.pending, n)
+	s.mu.Unlock()
+	if answer != nil {
+		env.result, env.err = bytes.Clone(env.result), bytes.Clone(env.err)
+		answer <- env
+	}
 }
 
 // callOldest opens a stream of 2024-11-05 and makes the call over it. If there is
@@ -1235,26 +1303,24 @@ func (c *httpCall) callOldest(refusal error) error {
 	if err != nil {
 		return err
 	}
-	s := &oldStream{ready: make(chan struct{}), gone: make(chan struct{}), pending: make(map[int64]chan envelope)}
-	go func() { // ended by Close, or with the stream; Close waits for it
-		g.followOld(s)
+	stop := context.AfterFunc(c.ctx, func() { g.cancel(endClosed) }) // ends before we return
+	post, err := g.openOld()
+	if !stop() {
 		g.end()
-	}()
-	select {
-	case <-s.ready:
-	case <-c.ctx.Done():
-		g.cancel(endClosed)
 		return c.ended(true)
 	}
-	if s.post != nil {
-		c.old = s
+	if err == nil {
+		c.old = &oldStream{post: post, gone: make(chan struct{}), pending: make(map[int64]chan envelope)}
+		g.old = c.old
+		go g.followOld() // ended by Close, or with the stream; Close waits for it
 		if err = c.call(); err == nil {
 			c.t.adopt("")
 		}
 		return err
 	}
+	g.end()
 	var e, second *TransportError
-	if errors.As(refusal, &e) && errors.As(s.err, &second) {
+	if errors.As(refusal, &e) && errors.As(err, &second) {
 		e.Detail = "POST refused, and GET: " + string(second.Reason)
 		if second.Status != 0 {
 			e.Detail = "POST refused, and GET: HTTP status " + strconv.Itoa(second.Status)
@@ -1293,43 +1359,28 @@ func (c *httpCall) callOld(body []byte) error {
 }
 
 // followOld reads a stream of 2024-11-05 to its end.
-func (c *httpCall) followOld(s *oldStream) {
-	t := c.t
-	r := eventReader{r: c, max: t.limit}
-	s.post, s.err = c.openOld(&r)
-	if s.err != nil {
-		close(s.ready)
-		return
-	}
+func (c *httpCall) followOld() {
+	t, s := c.t, c.old
 	t.mu.Lock()
-	t.old, c.old = s, s
+	t.old = s
 	t.mu.Unlock()
-	close(s.ready)
-	_, _ = c.events(&r, func(env envelope) {
-		n, _ := intID(env.id)
-		s.mu.Lock()
-		answer := s.pending[n]
-		delete(s.pending, n)
-		s.mu.Unlock()
-		if answer != nil {
-			env.result, env.err = bytes.Clone(env.result), bytes.Clone(env.err)
-			answer <- env
-		}
-	})
+	_, _ = c.readEvents()
 	t.mu.Lock()
 	if t.old == s {
 		t.old, t.opened, t.lost = nil, false, true
 	}
 	t.mu.Unlock()
 	close(s.gone)
+	c.end()
 }
 
 // openOld opens a stream of 2024-11-05, whose first event says where to post.
-func (c *httpCall) openOld(r *eventReader) (*url.URL, error) {
+func (c *httpCall) openOld() (*url.URL, error) {
 	if _, err := c.openStream(""); err != nil {
 		return nil, err
 	}
-	name, data, err := r.next()
+	c.events = eventReader{r: c, max: c.t.limit}
+	name, data, err := c.events.next()
 	if err != nil || name != "endpoint" {
 		return nil, c.statusFault("no endpoint event")
 	}
@@ -1338,7 +1389,7 @@ func (c *httpCall) openOld(r *eventReader) (*url.URL, error) {
 		// Credentials go where the operator said, nowhere else.
 		return nil, c.statusFault("endpoint on another origin")
 	}
-	post.User = c.t.url.User
+	post.User = nil
 	return post, nil
 }
 
@@ -1471,7 +1522,7 @@ func (r *eventReader) fill() error {
 // so that a stream of many lines that end in CR is not searched for an LF from
 // each of them to its end.
 func lineEnd(b []byte) int {
-	const step = 4 << 10
+	const step = 1 << 10
 	for from := 0; from < len(b); from += step {
 		part := b[from:min(from+step, len(b))]
 		lf := bytes.IndexByte(part, '\n')
@@ -1494,6 +1545,7 @@ type countedConn struct {
 	written atomic.Int64
 }
 
+// Write writes to the connection, and counts.
 func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.written.Add(int64(n))
@@ -1502,32 +1554,17 @@ func (c *countedConn) Write(b []byte) (int, error) {
 
 // buffer returns an empty buffer of at least n bytes.
 func (t *HTTPTransport) buffer(n int) []byte {
-	select {
-	case b := <-t.spare:
-		if cap(b) > smallBuffer {
-			t.spared.Add(-1)
-		}
-		return slices.Grow(b[:0], n)
-	default:
-		return make([]byte, 0, n)
+	if b, ok := t.spare.Get().(*[]byte); ok {
+		return slices.Grow((*b)[:0], n)
 	}
+	return make([]byte, 0, n)
 }
 
-// keep takes a buffer back, which nobody uses any more. It keeps two large ones.
+// keep takes a buffer back, which nobody uses any more.
 func (t *HTTPTransport) keep(b []byte) {
-	if cap(b) == 0 || cap(b) > largeBuffer {
-		return
-	}
-	if cap(b) > smallBuffer && t.spared.Add(1) > 2 {
-		t.spared.Add(-1)
-		return
-	}
-	select {
-	case t.spare <- b:
-	default:
-		if cap(b) > smallBuffer {
-			t.spared.Add(-1)
-		}
+	if cap(b) > 0 && cap(b) <= largeBuffer {
+		spare := b // escapes, unlike b
+		t.spare.Put(&spare)
 	}
 }
 
@@ -1587,11 +1624,10 @@ func encodeHeaderValue(s string) string {
 
 // carried reports whether HTTP carries s unchanged as a header value.
 func carried(s string) bool {
-	return len(s) <= maxToken && strings.TrimSpace(s) == s &&
-		!strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
+	return strings.TrimSpace(s) == s && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 // challengeOf returns what a 401 or 403 asks for.
 func challengeOf(resp *http.Response) string {
-	return cmp.Or(strings.Join(resp.Header.Values("Www-Authenticate"), ", "), "Bearer")
+	return strings.Join(resp.Header.Values("Www-Authenticate"), ", ")
 }

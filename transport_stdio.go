@@ -23,6 +23,7 @@ const (
 	stdioLimit    = 5 * time.Second        // from the end of stdin to KILL
 	stdioParting  = 200 * time.Millisecond // between the end of stdout and the child's own end
 	stdioLinger   = 100 * time.Millisecond // for what a dead child has left in its pipes
+	stdioSweep    = 500 * time.Millisecond // for the killed to be gone; an init that reaps nothing keeps them
 	stdioPulse    = 100 * time.Millisecond // until a call begins to wait for the process too
 	stdioSlice    = 50 * time.Millisecond  // a blocked write looks at its context this often
 	stdioCancel   = 50 * time.Millisecond  // for telling the server that a call was given up
@@ -141,7 +142,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if c == nil {
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
-	x.id, x.stream = t.lastID.Add(1), req.Stream
+	x.id, x.until, x.stream = t.lastID.Add(1), until, req.Stream
 	if n := len(req.Params); n > smallLine {
 		x.line = t.grab(n + smallLine)
 	}
@@ -149,25 +150,38 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return nil, t.fault(ctx, req.Method, ReasonLimit, false, "request over max_message_bytes")
 	}
-	x.line = append(x.line, '\n')
+	x.line = frame(x.line)
 	if !c.register(x) {
 		return nil, c.lost(ctx, req.Method, false)
 	}
-	sent, why := c.write(ctx, x, until)
-	if why != "" && why != ReasonDisconnected { // of the latter, the answer says more
+	sent, why := c.write(ctx, x)
+	if why != "" && why != ReasonDisconnected { // of the latter, the reply says more
 		if !c.withdraw(x) {
 			t.discard(<-x.reply)
 		}
 		return nil, t.fault(ctx, req.Method, why, sent, "the server does not read")
 	}
-	r, why := c.await(ctx, x, until)
-	if why != "" {
-		if sent {
-			c.cancel(req.Method, x.id, why)
+	var r reply
+	select {
+	case r = <-x.reply:
+	case <-ctx.Done():
+		if c.withdraw(x) {
+			r.why = ReasonCancelled
+		} else {
+			r = <-x.reply
 		}
-		return nil, t.fault(ctx, req.Method, why, sent, "")
 	}
-	return t.result(ctx, c, req, x, r, sent)
+	switch r.why {
+	case "":
+		return t.result(ctx, req, x.id, r)
+	case ReasonDisconnected:
+		return nil, c.lost(ctx, req.Method, sent)
+	case ReasonTimeout, ReasonCancelled:
+		if sent {
+			c.cancel(req.Method, x.id, r.why)
+		}
+	}
+	return nil, t.fault(ctx, req.Method, r.why, sent, r.detail)
 }
 
 // Notify sends a notification.
@@ -176,12 +190,15 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	if c == nil {
 		return t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
-	x := &exchange{line: appendNotification(nil, req.Method, req.Params)}
+	if ctx.Err() != nil { // a pipe with room would take it all the same
+		return t.fault(ctx, req.Method, ReasonCancelled, false, "")
+	}
+	x := &exchange{line: appendNotification(nil, req.Method, req.Params), until: req.Deadline}
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return t.fault(ctx, req.Method, ReasonLimit, false, "notification over max_message_bytes")
 	}
-	x.line = append(x.line, '\n')
-	sent, why := c.write(ctx, x, req.Deadline)
+	x.line = frame(x.line)
+	sent, why := c.write(ctx, x)
 	switch why {
 	case "":
 		return nil
@@ -189,6 +206,14 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 		return c.lost(ctx, req.Method, sent)
 	}
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
+}
+
+// abandon ends a child that no session could be agreed with, so that nothing of
+// it is left although nobody has called Close. The next Open starts another.
+func (t *StdioTransport) abandon() {
+	if c := t.child.Load(); c != nil {
+		c.end(stdioGrace, "the handshake failed")
+	}
 }
 
 // Close ends the child and what it has started: its stdin is closed, after a
@@ -250,45 +275,48 @@ func (t *StdioTransport) honoursDeadline() {}
 // An exchange is what a request in flight needs. It is kept for the next one.
 type exchange struct {
 	id     int64
-	stream bool        // Request.Stream
-	since  time.Time   // when it was registered
-	line   []byte      // the message as it is written
-	timer  *time.Timer // nil until it is used; stopped between uses
-	reply  chan reply  // of capacity 1; filled by whoever takes the exchange off the table
+	since  time.Time  // when it was admitted
+	until  time.Time  // when its time is up; zero for never
+	stream bool       // Request.Stream
+	line   []byte     // the message as it is written
+	reply  chan reply // of capacity 1; filled by whoever takes the exchange off the table
 }
 
 // A reply is how an exchange ends.
 type reply struct {
-	why   Reason // why there is no answer, or empty
-	line  []byte // the answer, unread; of an over-long one nothing
-	large bool   // line lies in a buffer that can be used again
-	blind bool   // line has no id and was laid to the only request there is
+	why    Reason // why there is no answer, or empty
+	detail string // more about why
+	line   []byte // the answer, unread
+	large  bool   // line lies in a buffer that can be used again
+	blind  bool   // line has no id and was laid to the only request there is
 }
 
 // admit waits for a slot.
 func (t *StdioTransport) admit(ctx context.Context, until time.Time) (x *exchange, why Reason) {
-	if ctx.Err() != nil {
+	now := time.Now()
+	switch {
+	case ctx.Err() != nil:
 		return nil, ReasonCancelled
-	}
-	if !until.IsZero() && !time.Now().Before(until) {
+	case !until.IsZero() && !now.Before(until):
 		return nil, ReasonTimeout
 	}
 	select {
 	case x = <-t.slots:
 	default:
-		timer := new(exchange)
-		defer timer.disarm()
+		expired, stop := after(until)
+		defer stop()
 		select {
 		case x = <-t.slots:
 		case <-ctx.Done():
 			return nil, ReasonCancelled
-		case <-timer.arm(until):
+		case <-expired:
 			return nil, ReasonTimeout
 		}
 	}
 	if x == nil {
 		x = &exchange{reply: make(chan reply, 1)}
 	}
+	x.since = now
 	return x, ""
 }
 
@@ -301,37 +329,20 @@ func (t *StdioTransport) leave(x *exchange) {
 	t.slots <- x
 }
 
-// arm returns a channel that fires at until, or never if that is zero.
-func (x *exchange) arm(until time.Time) <-chan time.Time {
+// after returns a channel that is sent to at until, or never if that is zero,
+// and a function that frees the timer.
+func after(until time.Time) (<-chan time.Time, func() bool) {
 	if until.IsZero() {
-		return nil
+		return nil, func() bool { return false }
 	}
-	if x.timer == nil {
-		x.timer = time.NewTimer(time.Until(until))
-	} else {
-		x.timer.Reset(time.Until(until))
-	}
-	return x.timer.C
-}
-
-func (x *exchange) disarm() {
-	if x.timer != nil {
-		x.timer.Stop()
-	}
+	t := time.NewTimer(time.Until(until))
+	return t.C, t.Stop
 }
 
 // result reads the answer to a request.
-func (t *StdioTransport) result(ctx context.Context, c *child, req *Request, x *exchange, r reply, sent bool) (json.RawMessage, error) {
-	switch r.why {
-	case ReasonDisconnected:
-		return nil, c.lost(ctx, req.Method, sent)
-	case ReasonLimit:
-		return nil, t.fault(ctx, req.Method, ReasonLimit, true, "answer over max_message_bytes")
-	case ReasonTimeout:
-		return nil, t.fault(ctx, req.Method, ReasonTimeout, true, "the answer stalled in the middle of its line")
-	}
+func (t *StdioTransport) result(ctx context.Context, req *Request, id int64, r reply) (json.RawMessage, error) {
 	e, err := scanEnvelope(r.line)
-	if id, ok := intID(e.id); err == nil && !r.blind && (!ok || id != x.id) {
+	if n, ok := intID(e.id); err == nil && !r.blind && (!ok || n != id) {
 		err = errSyntax
 	}
 	if err == nil && e.method == "" && e.err == nil && e.result != nil {

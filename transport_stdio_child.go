@@ -28,25 +28,28 @@ type child struct {
 	proc           *os.Process
 	tree           tree
 	stdin          io.WriteCloser
-	deadline       interface{ SetWriteDeadline(time.Time) error } // stdin's; nil if it has none
+	deadline       interface{ SetWriteDeadline(time.Time) error } // of stdin; nil if it knows none
+	slice          time.Time                                      // what it was last set to; belongs to the turn
 	stdout, stderr io.ReadCloser
 	lines          lineCutter // the reader's
 	tail           tail
 	turn           chan struct{}      // holds a token while a message is written
 	cancelled      context.CancelFunc // ends the handlers of the server's requests
-	watching       sync.Once
-	exit           chan struct{}    // closed when the process has ended
-	state          *os.ProcessState // set before exit is closed, or after that by bury
-	heard, drained chan struct{}    // closed at the end of the reader, of the drain
-	idle           chan struct{}    // closed when the child is dead and no handler runs
-	copied         chan struct{}    // closed when Options.Stderr gets no more
-	done           chan struct{}    // closed when nothing of the child is left
+	exit           chan struct{}      // closed when the process has ended
+	state          *os.ProcessState   // set before exit is closed, or after that by bury
+	heard, drained chan struct{}      // closed at the end of the reader, of the drain
+	idle           chan struct{}      // closed when the child is dead and no handler runs
+	copied         chan struct{}      // closed when Options.Stderr gets no more
+	done           chan struct{}      // closed when nothing of the child is left
 
-	mu       sync.Mutex // guards the fields below
-	table    map[int64]*exchange
-	queue    []envelope // requests of the server that wait for a handler
-	queued   int        // bytes in queue
+	mu       sync.Mutex          // guards the fields below
+	table    map[int64]*exchange // requests that wait for their replies
+	timer    *time.Timer         // calls sweep; nil until it is used
+	wake     time.Time           // when it does; zero if it does not
+	queue    []envelope          // requests of the server that wait for a handler
+	queued   int                 // bytes in queue
 	handlers int
+	watched  bool   // the process is being waited for
 	ending   bool   // bury runs, or has run
 	dead     bool   // nothing is registered any more
 	detail   string // why it is dead
@@ -111,13 +114,51 @@ func (c *child) alive() bool {
 
 // register puts x on the table. It reports false if the child is dead.
 func (c *child) register(x *exchange) bool {
-	x.since = time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.dead {
 		c.table[x.id] = x
+		c.wakeLocked(x)
 	}
 	return !c.dead
+}
+
+// wakeLocked has sweep look after x in time. Timers are dear beside the rest of
+// a call: as a rule the one that runs for an earlier call will do.
+func (c *child) wakeLocked(x *exchange) {
+	at := x.until
+	if pulse := x.since.Add(stdioPulse); !c.watched && (at.IsZero() || pulse.Before(at)) {
+		at = pulse
+	}
+	if at.IsZero() || !c.wake.IsZero() && !at.Before(c.wake) {
+		return
+	}
+	c.wake = at
+	if d := time.Until(at); c.timer == nil {
+		c.timer = time.AfterFunc(d, c.sweep)
+	} else {
+		c.timer.Reset(d)
+	}
+}
+
+// sweep fails the calls whose time is up. When one has waited for a while, it
+// has the process watched.
+func (c *child) sweep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	c.wake = time.Time{}
+	for id, x := range c.table {
+		if !x.until.IsZero() && !now.Before(x.until) {
+			delete(c.table, id)
+			x.reply <- reply{why: ReasonTimeout}
+		} else if !now.Before(x.since.Add(stdioPulse)) {
+			c.watchLocked()
+		}
+	}
+	for _, x := range c.table {
+		c.wakeLocked(x)
+	}
 }
 
 // claim takes the exchange with an id off the table, or nil. Whoever gets it
@@ -148,31 +189,23 @@ func (c *child) claimOnly() *exchange {
 // about to be.
 func (c *child) withdraw(x *exchange) bool { return c.claim(x.id) != nil }
 
-// write writes x.line when its turn comes. Sent reports whether the server may
-// have got it. A line that is cut off has spoilt the stream: it costs the child.
-func (c *child) write(ctx context.Context, x *exchange, until time.Time) (sent bool, why Reason) {
+// write writes x.line when its turn comes, and until its time is up. Sent
+// reports whether the server may have got it. A line that is cut off has
+// spoilt the stream: it costs the child.
+func (c *child) write(ctx context.Context, x *exchange) (sent bool, why Reason) {
 	select {
 	case c.turn <- struct{}{}:
 	default:
-		defer x.disarm()
-		select {
-		case c.turn <- struct{}{}:
-		case <-ctx.Done():
-			return false, ReasonCancelled
-		case <-x.arm(until):
-			return false, ReasonTimeout
+		if why := c.await(ctx, x); why != "" {
+			return false, why
 		}
 	}
 	if c.deadline == nil {
-		return c.writeAside(ctx, x, until)
+		return c.writeAside(ctx, x)
 	}
 	defer func() { <-c.turn }()
 	for n := 0; ; {
-		slice := time.Now().Add(stdioSlice)
-		if !until.IsZero() && until.Before(slice) {
-			slice = until
-		}
-		c.deadline.SetWriteDeadline(slice)
+		c.setSlice(time.Now(), x.until)
 		m, err := c.stdin.Write(x.line[n:])
 		n += m
 		switch {
@@ -183,7 +216,7 @@ func (c *child) write(ctx context.Context, x *exchange, until time.Time) (sent b
 			return n > 0, ReasonDisconnected
 		case ctx.Err() != nil:
 			why = ReasonCancelled
-		case !until.IsZero() && !time.Now().Before(until):
+		case !x.until.IsZero() && !time.Now().Before(x.until):
 			why = ReasonTimeout
 		default:
 			continue
@@ -195,9 +228,46 @@ func (c *child) write(ctx context.Context, x *exchange, until time.Time) (sent b
 	}
 }
 
+// await waits for the turn, as long as x has time: what is on the table is told
+// by its reply, which stays there for the caller.
+func (c *child) await(ctx context.Context, x *exchange) Reason {
+	var expired <-chan time.Time
+	if x.reply == nil {
+		ch, stop := after(x.until)
+		defer stop()
+		expired = ch
+	}
+	select {
+	case c.turn <- struct{}{}:
+		return ""
+	case <-ctx.Done():
+		return ReasonCancelled
+	case <-expired:
+		return ReasonTimeout
+	case r := <-x.reply:
+		x.reply <- r
+		return r.why
+	}
+}
+
+// setSlice sets a deadline for a write at which it looks whether it should go
+// on, until at the latest. What an earlier write has set may do.
+func (c *child) setSlice(now, until time.Time) {
+	left := c.slice.Sub(now)
+	early := !until.IsZero() && until.Before(c.slice)
+	if left > stdioSlice/2 && !early {
+		return
+	}
+	c.slice = now.Add(stdioSlice)
+	if !until.IsZero() && until.Before(c.slice) {
+		c.slice = until
+	}
+	c.deadline.SetWriteDeadline(c.slice)
+}
+
 // writeAside is write where the system knows no deadlines for pipes (Windows,
 // Plan 9). It is called with the turn.
-func (c *child) writeAside(ctx context.Context, x *exchange, until time.Time) (sent bool, why Reason) {
+func (c *child) writeAside(ctx context.Context, x *exchange) (sent bool, why Reason) {
 	line, written := x.line, make(chan error, 1)
 	// It ends with the write, which the end of the child sets free.
 	go func() {
@@ -205,7 +275,8 @@ func (c *child) writeAside(ctx context.Context, x *exchange, until time.Time) (s
 		<-c.turn
 		written <- err
 	}()
-	defer x.disarm()
+	expired, stop := after(x.until)
+	defer stop()
 	select {
 	case err := <-written:
 		if err != nil {
@@ -215,42 +286,12 @@ func (c *child) writeAside(ctx context.Context, x *exchange, until time.Time) (s
 		return true, ""
 	case <-ctx.Done():
 		why = ReasonCancelled
-	case <-x.arm(until):
+	case <-expired:
 		why = ReasonTimeout
 	}
 	x.line = nil // still being written
 	c.end(0, "a request was cut off")
 	return true, why
-}
-
-// await waits for the reply to x.
-func (c *child) await(ctx context.Context, x *exchange, until time.Time) (r reply, why Reason) {
-	next := x.since.Add(stdioPulse)
-	if !until.IsZero() && until.Before(next) {
-		next = until
-	}
-	timer := x.arm(next)
-	defer x.disarm()
-	for why == "" {
-		select {
-		case r = <-x.reply:
-			return r, ""
-		case <-ctx.Done():
-			why = ReasonCancelled
-		case <-timer:
-			if next.Equal(until) {
-				why = ReasonTimeout
-				break
-			}
-			c.watch()
-			next = until
-			timer = x.arm(next)
-		}
-	}
-	if !c.withdraw(x) {
-		return <-x.reply, ""
-	}
-	return r, why
 }
 
 // cancel tells the server that a request was given up, if that can be said at
@@ -260,8 +301,8 @@ func (c *child) cancel(method string, id int64, why Reason) {
 		return
 	}
 	params := `{"requestId":` + strconv.FormatInt(id, 10) + `,"reason":"` + string(why) + `"}`
-	x := &exchange{line: append(appendNotification(nil, "notifications/cancelled", []byte(params)), '\n')}
-	c.write(context.Background(), x, time.Now().Add(stdioCancel))
+	line := frame(appendNotification(nil, "notifications/cancelled", []byte(params)))
+	c.write(context.Background(), &exchange{line: line, until: time.Now().Add(stdioCancel)})
 }
 
 // read is the reader. ctx is for the handlers of the server's requests.
@@ -308,7 +349,7 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 		if !ok {
 			c.t.skipped.Add(1)
 		} else if x := c.claim(id); x != nil {
-			x.reply <- reply{why: ReasonLimit}
+			x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
 		}
 		return
 	}
@@ -346,6 +387,8 @@ func (c *child) message(ctx context.Context, b []byte, line bool) {
 		} else {
 			c.t.late.Add(1)
 		}
+	case string(e.id) == "null" && e.method != "":
+		c.t.skipped.Add(1)
 	case e.method == "":
 		var x *exchange
 		if e.err != nil && (e.id == nil || string(e.id) == "null") {
@@ -379,9 +422,10 @@ func (c *child) deliver(x *exchange, b []byte, line, blind bool) {
 // stall fails the calls that a line without an end holds up: the one it
 // answers, or, if it does not say, all that have waited as long.
 func (c *child) stall() {
+	r := reply{why: ReasonTimeout, detail: "a line stalled before its end"}
 	if id, ok := peekID(c.lines.rest()); ok {
 		if x := c.claim(id); x != nil {
-			x.reply <- reply{why: ReasonTimeout}
+			x.reply <- r
 		}
 		return
 	}
@@ -390,7 +434,7 @@ func (c *child) stall() {
 	for id, x := range c.table {
 		if !x.stream && time.Since(x.since) >= c.t.cfg.ReadTimeout {
 			delete(c.table, id)
-			x.reply <- reply{why: ReasonTimeout}
+			x.reply <- r
 		}
 	}
 }
@@ -468,26 +512,27 @@ func (c *child) handle(ctx context.Context) {
 		if err != nil && !errors.As(err, &rpc) || len(result) > c.t.cfg.MaxMessageBytes {
 			rpc = &RPCError{Code: -32603, Message: "internal error"}
 		}
-		x := &exchange{line: append(appendResponse(nil, e.id, result, rpc), '\n')}
-		c.write(ctx, x, time.Now().Add(stdioAnswer))
-		x.disarm()
+		line := frame(appendResponse(nil, e.id, result, rpc))
+		c.write(ctx, &exchange{line: line, until: time.Now().Add(stdioAnswer)})
 	}
 }
 
-// watch begins to wait for the process, if that is not done yet. The system is
-// asked not to reap it (see [tree.await]), so that the number of its group
-// stays ours until the group has been killed.
-func (c *child) watch() {
-	c.watching.Do(func() {
-		// It ends with the process; bury, which it starts, waits for it.
-		go func() {
-			if !c.tree.await(c.proc) {
-				c.state, _ = c.proc.Wait()
-			}
-			close(c.exit)
-			c.end(stdioParting, "")
-		}()
-	})
+// watchLocked begins to wait for the process, if that is not done yet. The
+// system is asked not to reap it (see [tree.await]), so that the number of its
+// group stays ours until the group has been killed. It is called with c.mu held.
+func (c *child) watchLocked() {
+	if c.watched {
+		return
+	}
+	c.watched = true
+	// It ends with the process; bury, which it starts, waits for it.
+	go func() {
+		if !c.tree.await(c.proc) {
+			c.state, _ = c.proc.Wait()
+		}
+		close(c.exit)
+		c.end(stdioParting, "")
+	}()
 }
 
 // fail ends all exchanges, and those to come.
@@ -529,6 +574,7 @@ func (c *child) end(grace time.Duration, why string) {
 	defer c.mu.Unlock()
 	if !c.ending {
 		c.ending = true
+		c.watchLocked()
 		go c.bury(grace) // ends within its bounds; Close and Open wait for done
 	}
 }
@@ -537,7 +583,6 @@ func (c *child) end(grace time.Duration, why string) {
 func (c *child) bury(grace time.Duration) {
 	defer close(c.done)
 	c.stdin.Close()
-	c.watch()
 	exited := within(c.exit, grace)
 	if !exited {
 		c.fail("its output has ended")
@@ -558,6 +603,9 @@ func (c *child) bury(grace time.Duration) {
 		}
 		if c.state != nil {
 			detail = c.state.String()
+		}
+		for until := time.Now().Add(stdioSweep); !c.tree.gone(c.proc) && time.Now().Before(until); {
+			time.Sleep(time.Millisecond)
 		}
 	}
 	within(c.drained, stdioLinger)

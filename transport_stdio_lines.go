@@ -9,6 +9,19 @@ import (
 	"sync"
 )
 
+// frame makes a line of a message. Its newlines, white space all of them, would
+// end it too early.
+func frame(msg []byte) []byte {
+	if bytes.IndexByte(msg, '\n') >= 0 {
+		for i, b := range msg {
+			if b == '\n' {
+				msg[i] = ' '
+			}
+		}
+	}
+	return append(msg, '\n')
+}
+
 // A lineCutter cuts a stream into lines. It holds one line at most, and of that
 // no more than max bytes and its end.
 type lineCutter struct {

@@ -23,3 +23,7 @@ func (tree) terminate(p *os.Process) error { return errors.ErrUnsupported }
 
 // kill ends the tree. It is called when p has ended, or must.
 func (tree) kill(p *os.Process) { p.Kill() }
+
+// gone reports whether nothing is left of the tree. It is called when p has
+// been reaped.
+func (tree) gone(p *os.Process) bool { return true }

@@ -28,3 +28,7 @@ func (tree) terminate(p *os.Process) error { return syscall.Kill(-p.Pid, syscall
 
 // kill ends the tree. It is called when p has ended, or must.
 func (tree) kill(p *os.Process) { syscall.Kill(-p.Pid, syscall.SIGKILL) }
+
+// gone reports whether nothing is left of the tree. It is called when p has
+// been reaped.
+func (tree) gone(p *os.Process) bool { return syscall.Kill(-p.Pid, 0) != nil }

@@ -74,3 +74,7 @@ func (t *tree) kill(p *os.Process) {
 		t.job = 0
 	}
 }
+
+// gone reports whether nothing is left of the tree. It is called when p has
+// been reaped.
+func (t *tree) gone(p *os.Process) bool { return true }
