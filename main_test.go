@@ -29,6 +29,7 @@ var children = map[string]func(args []string) int{
 	"serve":           serveChild,
 	"sleep":           sleepChild,
 	"double":          doubleChild,
+	"puppet":          puppetChild,
 }
 
 func TestMain(m *testing.M) {

@@ -208,6 +208,14 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
 }
 
+// abandon ends a child that no session could be agreed with, so that nothing of
+// it is left although nobody has called Close. The next Open starts another.
+func (t *StdioTransport) abandon() {
+	if c := t.child.Load(); c != nil {
+		c.end(stdioGrace, "the handshake failed")
+	}
+}
+
 // Close ends the child and what it has started: its stdin is closed, after a
 // short grace the group is told to terminate, and after five seconds in all it
 // is killed. Calls under way fail at once.
