@@ -109,7 +109,8 @@ func TestFleetProgram(t *testing.T) {
 		name:   "required server missing, all shown",
 		config: `{"mcpServers":{"gone":{"command":"/does/not/exist"},"clock":{"command":` + string(quotedProgram) + `,"args":["serve"]}}}`,
 		status: 1,
-		stdout: []string{"MISSING: gone", "To do: check that the command exists", "clock   stdio      ready"},
+		stdout: []string{"MISSING: gone", "To do: check that the command exists", "clock   stdio      ready",
+			"A required server is missing"},
 	}, {
 		name:   "optional server missing",
 		config: `[` + clock + `,{"name":"gone","command":["/does/not/exist"],"required":false}]`,

@@ -243,7 +243,7 @@ func (t *HTTPTransport) Close() error {
 		t.mu.Lock()
 		t.closed = true
 		for c := range t.calls {
-			if c != bye {
+			if c != bye && c.req.Method != farewell {
 				c.cancel(endClosed)
 			}
 		}
@@ -526,9 +526,13 @@ func (c *httpCall) fault(r Reason, sent bool, detail string) *TransportError {
 }
 
 // ended returns the error of a call whose ctx is done. The caller's own end goes
-// before any of ours.
+// before any of ours, also when both come at the same moment.
 func (c *httpCall) ended(sent bool) *TransportError {
-	if err := c.caller.Err(); err != nil {
+	err := c.caller.Err()
+	if end, ok := c.caller.Deadline(); err == nil && ok && !time.Now().Before(end) {
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
 		e := c.fault(ReasonCancelled, sent, "")
 		e.Err = err
 		return e
@@ -1164,6 +1168,8 @@ func (c *httpCall) openStream(lastID string) (*http.Response, error) {
 	return resp, nil
 }
 
+const farewell = "notifications/cancelled"
+
 // cancelRemote tells the server, after err, that nobody waits any more. Closing
 // the stream says so since 2026-07-28; before, it takes a notification.
 func (c *httpCall) cancelRemote(err error) {
@@ -1177,10 +1183,15 @@ func (c *httpCall) cancelRemote(err error) {
 	default:
 		return // so many at once: the server does not listen anyway
 	}
-	req := &Request{Method: "notifications/cancelled", Version: c.req.Version, Deadline: time.Now().Add(farewellWait)}
-	req.Params = append(strconv.AppendInt([]byte(`{"requestId":`), c.id, 10), '}')
-	go func() { // ends by its deadline, or by Close, which waits for it
-		_ = c.t.Notify(context.Background(), req)
+	bye, berr := c.t.begin(context.Background(), &Request{
+		Method: farewell, Version: c.req.Version, Deadline: time.Now().Add(farewellWait),
+	}, false)
+	go func() { // ends by its deadline; Close waits for it
+		if berr == nil {
+			params := append(strconv.AppendInt([]byte(`{"requestId":`), c.id, 10), '}')
+			_ = bye.send(appendNotification(nil, farewell, params))
+			bye.end()
+		}
 		<-c.t.farewells
 	}()
 }
@@ -1188,7 +1199,7 @@ func (c *httpCall) cancelRemote(err error) {
 // notified passes a notification on, after it has withdrawn the request of the
 // server's that it cancels.
 func (t *HTTPTransport) notified(method string, params json.RawMessage) {
-	if method == "notifications/cancelled" {
+	if method == farewell {
 		t.mu.Lock()
 		if c := t.serving[string(member(params, "requestId"))]; c != nil {
 			c.cancel(nil)
@@ -1534,6 +1545,7 @@ type countedConn struct {
 	written atomic.Int64
 }
 
+// Write writes to the connection, and counts.
 func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.written.Add(int64(n))

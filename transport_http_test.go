@@ -1986,45 +1986,54 @@ func TestHTTPAllocs(t *testing.T) {
 	}
 }
 
+// BenchmarkHTTPCall compares calls with the least that net/http takes for them.
 func BenchmarkHTTPCall(b *testing.B) {
 	for _, size := range []int{100, 1 << 20} {
-		for _, media := range []string{"json", "sse", "floor"} {
+		for _, media := range []string{"application/json", "text/event-stream"} {
+			reply := []byte(httpResult(httpMessage{ID: json.RawMessage("7")}, strings.Repeat("x", size)))
+			if media == "text/event-stream" {
+				reply = []byte("data: " + string(reply) + "\n\n")
+			}
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header()["Content-Type"] = []string{media}
+				if media == "application/json" {
+					w.Header()["Content-Length"] = []string{strconv.Itoa(len(reply))}
+				}
+				_, _ = w.Write(reply)
+			}))
+			params := json.RawMessage(`{"name":"echo","arguments":{"text":"x"}}`)
 			b.Run(fmt.Sprintf("%s/%d", media, size), func(b *testing.B) {
-				text := strings.Repeat("x", size)
-				srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					m := readHTTPMessage(r)
-					if media == "sse" {
-						writeEvents(w, "data: "+httpResult(m, text)+"\n\n")
-					} else {
-						writeJSON(w, 200, httpResult(m, text))
-					}
-				}))
-				defer srv.Close()
 				tr, err := newHTTPTransport(Config{Name: "srv", Endpoint: srv.URL}.withDefaults(), &Options{})
 				if err != nil {
 					b.Fatal(err)
 				}
 				defer tr.Close()
-				client := &http.Client{Transport: ownHTTPTransport(4)}
-				defer client.CloseIdleConnections()
 				b.ReportAllocs()
 				for b.Loop() {
-					if media == "floor" {
-						resp, err := client.Post(srv.URL, "application/json", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`))
-						if err != nil {
-							b.Fatal(err)
-						}
-						_, _ = io.Copy(io.Discard, resp.Body)
-						_ = resp.Body.Close()
-						continue
-					}
-					req := &Request{Method: "tools/call", Version: version2511, Deadline: time.Now().Add(time.Minute)}
+					tr.lastID.Store(6)
+					req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute)}
 					if _, err := tr.Call(context.Background(), req); err != nil {
 						b.Fatal(err)
 					}
 					req.release()
 				}
 			})
+			b.Run(fmt.Sprintf("floor/%s/%d", media, size), func(b *testing.B) {
+				client := &http.Client{Transport: ownHTTPTransport(4)}
+				defer client.CloseIdleConnections()
+				body := appendRequest(nil, 7, "tools/call", params)
+				b.ReportAllocs()
+				for b.Loop() {
+					resp, err := client.Post(srv.URL, "application/json", bytes.NewReader(body))
+					if err != nil {
+						b.Fatal(err)
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+			})
+			srv.Close()
 		}
 	}
 }

@@ -190,6 +190,9 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	if c == nil {
 		return t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
+	if ctx.Err() != nil { // a pipe with room would take it all the same
+		return t.fault(ctx, req.Method, ReasonCancelled, false, "")
+	}
 	x := &exchange{line: appendNotification(nil, req.Method, req.Params), until: req.Deadline}
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return t.fault(ctx, req.Method, ReasonLimit, false, "notification over max_message_bytes")

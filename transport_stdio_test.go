@@ -22,7 +22,6 @@ import (
 	"time"
 )
 
-
 // order is the params of a request to the serving child: the method says what
 // it does, the members how.
 type order struct {

@@ -124,9 +124,9 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 		e.SetIndent("", "  ")
 		e.Encode(r)
 	} else {
-		r.print(stdout)
+		r.print(stdout, *tool != "")
 	}
-	if !r.OK || *tool != "" && r.Calls[0].Error != "" {
+	if !r.OK || *tool != "" && (r.Calls[0].Error != "" || r.Calls[0].Failed) {
 		return statusFailed
 	}
 	return 0
@@ -365,20 +365,34 @@ func makeCall(ctx context.Context, f *mcp.Fleet, c *mcp.Call) call {
 	return out
 }
 
-// print writes the report for a person.
-func (r *report) print(w io.Writer) {
-	columns := func(head string, rows func(row func(cells ...string))) {
-		fmt.Fprintln(w, head)
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		rows(func(cells ...string) { fmt.Fprintln(t, "  "+strings.Join(cells, "\t")) })
-		t.Flush()
+// print writes the report for a person: all of it, or only what a call came to
+// and what is wrong.
+func (r *report) print(w io.Writer, brief bool) {
+	if !brief {
+		r.printServers(w)
 	}
-	columns("SERVERS", func(row func(...string)) {
-		row("server", "transport", "state", "tools", "protocol", "program")
-		for _, s := range r.Servers {
-			row(s.Name, s.Transport, s.State, strconv.Itoa(len(s.Tools)), cmp.Or(s.Protocol, "-"), cmp.Or(printable(s.Program, 40), "-"))
-		}
-	})
+	r.printFaults(w)
+	if !brief {
+		r.printTools(w)
+	}
+	r.printCalls(w)
+	if !brief {
+		r.printHealth(w)
+	}
+	if !r.OK {
+		fmt.Fprintln(w, "\nA required server is missing: an agent with this configuration would not start.")
+	}
+}
+
+func (r *report) printServers(w io.Writer) {
+	var rows [][]string
+	for _, s := range r.Servers {
+		rows = append(rows, []string{s.Name, s.Transport, s.State, strconv.Itoa(len(s.Tools)), cmp.Or(s.Protocol, "-"), cmp.Or(printable(s.Program, 40), "-")})
+	}
+	table(w, "SERVERS", []string{"server", "transport", "state", "tools", "protocol", "program"}, rows)
+}
+
+func (r *report) printFaults(w io.Writer) {
 	for _, s := range r.Servers {
 		if s.Fault == nil {
 			continue
@@ -390,14 +404,17 @@ func (r *report) print(w io.Writer) {
 		quote(w, "The server answered, in its own words", s.Fault.Raw, 8)
 		quote(w, "The server's stderr, in its own words", strings.Join(s.Fault.Stderr, "\n"), 12)
 	}
-	fmt.Fprintln(w)
-	columns("TOOLS", func(row func(...string)) {
-		for _, s := range r.Servers {
-			for _, t := range s.Tools {
-				row(s.Name, t.Name, printable(t.Description, 70))
-			}
+}
+
+func (r *report) printTools(w io.Writer) {
+	var rows [][]string
+	for _, s := range r.Servers {
+		for _, t := range s.Tools {
+			rows = append(rows, []string{s.Name, t.Name, printable(t.Description, 70)})
 		}
-	})
+	}
+	fmt.Fprintln(w)
+	table(w, "TOOLS", []string{"server", "tool", "description, the server's"}, rows)
 	for _, s := range r.Servers {
 		list(w, "LEFT OUT: tools of "+s.Name, s.LeftOut)
 		list(w, "NOT CHECKED: parts of schemas of "+s.Name, s.Unchecked)
@@ -405,6 +422,9 @@ func (r *report) print(w io.Writer) {
 	if r.Notice != "" {
 		fmt.Fprintf(w, "\nNOTICE, as a model reads it\n  %s\n", strings.ReplaceAll(r.Notice, "\n", "\n  "))
 	}
+}
+
+func (r *report) printCalls(w io.Writer) {
 	for _, c := range r.Calls {
 		end := "ok"
 		switch {
@@ -413,27 +433,38 @@ func (r *report) print(w io.Writer) {
 		case c.Failed:
 			end = "the tool failed"
 		}
-		fmt.Fprintf(w, "\nCALL %s, %.1f ms: %s\n", c.Tool, c.Seconds*1e3, end)
+		fmt.Fprintf(w, "\nCALL %s, %s: %s\n", c.Tool, milliseconds(c.Seconds), end)
 		quote(w, "The server's result", c.Result, 200)
 		quote(w, "What a model reads", c.ForModel, 20)
 	}
-	fmt.Fprintln(w)
-	columns("HEALTH", func(row func(...string)) {
-		row("server", "breaker", "calls", "faults", "retried", "refused", "last")
-		for _, s := range r.Servers {
-			h := s.Health
-			last := h.Operation + " " + string(h.Outcome)
-			if h.ErrorType != "" {
-				last += " (" + h.ErrorType + ")"
-			}
-			row(s.Name, h.State.String(), fmt.Sprint(h.Calls), fmt.Sprint(h.Faults), fmt.Sprint(h.Retried), fmt.Sprint(h.Refused),
-				fmt.Sprintf("%s, %.1f ms", last, h.Latency.Seconds()*1e3))
-		}
-	})
-	if !r.OK {
-		fmt.Fprintln(w, "\nA required server is missing: an agent with this configuration would not start.")
-	}
 }
+
+func (r *report) printHealth(w io.Writer) {
+	var rows [][]string
+	for _, s := range r.Servers {
+		h := s.Health
+		last := h.Operation + " " + string(h.Outcome)
+		if h.ErrorType != "" {
+			last += " (" + h.ErrorType + ")"
+		}
+		rows = append(rows, []string{s.Name, h.State.String(), fmt.Sprint(h.Calls), fmt.Sprint(h.Faults), fmt.Sprint(h.Retried),
+			fmt.Sprint(h.Refused), last, milliseconds(h.Latency.Seconds())})
+	}
+	fmt.Fprintln(w)
+	table(w, "HEALTH", []string{"server", "breaker", "calls", "faults", "retried", "refused", "last", "took"}, rows)
+}
+
+// table prints aligned columns.
+func table(w io.Writer, title string, head []string, rows [][]string) {
+	fmt.Fprintln(w, title)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{head}, rows...) {
+		fmt.Fprintln(t, "  "+strings.Join(row, "\t"))
+	}
+	t.Flush()
+}
+
+func milliseconds(seconds float64) string { return fmt.Sprintf("%.1f ms", seconds*1e3) }
 
 // quote prints what a server wrote, marked as that and bounded. The last lines
 // say the most.

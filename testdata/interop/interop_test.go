@@ -2,13 +2,16 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -277,6 +281,13 @@ func (u *user) counters(t *testing.T) (c struct{ Started, Finished, Cancelled in
 	return c
 }
 
+// withPatience returns a context that is cancelled after d, as a user does it.
+func withPatience(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, stop := context.WithCancel(t.Context())
+	time.AfterFunc(d, stop)
+	return ctx, stop
+}
+
 // TestStdio drives the servers of the two SDKs over a pipe.
 func TestStdio(t *testing.T) {
 	for name, peer := range map[string]func(*testing.T) *peer{"go": goStdio, "ts": tsStdio} {
@@ -470,8 +481,8 @@ func progress(t *testing.T, p *peer, u *user) {
 // cancel gives a call up, of which the server must hear.
 func cancel(t *testing.T, p *peer, u *user) {
 	before := u.counters(t)
-	ctx, stop := context.WithCancel(t.Context())
-	time.AfterFunc(150*time.Millisecond, stop)
+	ctx, stop := withPatience(t, 150*time.Millisecond)
+	defer stop()
 	begun := time.Now()
 	_, err := u.Call(ctx, &mcp.Call{Tool: "work", Arguments: args{"steps": 20, "millis": 50}})
 	if !errors.Is(err, mcp.ReasonCancelled) || !errors.Is(err, context.Canceled) {
@@ -689,3 +700,88 @@ func freeAddr(t *testing.T) string {
 }
 
 var handedOut sync.Map // ports that freeAddr has returned
+
+// A cutter passes requests on to a server, and breaks the connection of the
+// first event stream that answers a call, in the middle of an event.
+type cutter struct {
+	to   string // the server
+	cuts atomic.Int32
+}
+
+func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	out, err := http.NewRequestWithContext(r.Context(), r.Method, c.to+r.URL.Path, bytes.NewReader(body))
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	out.Header = r.Header.Clone()
+	resp, err := http.DefaultTransport.RoundTrip(out)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer resp.Body.Close()
+	maps.Copy(w.Header(), resp.Header)
+	w.WriteHeader(resp.StatusCode)
+	cut := bytes.Contains(body, []byte(`"work"`))
+	var passed []byte
+	for buf := make([]byte, 512); ; {
+		n, err := resp.Body.Read(buf)
+		passed = append(passed, buf[:n]...)
+		if cut && bytes.Contains(passed, []byte("step 2")) && c.cuts.Add(1) == 1 {
+			w.Write(buf[:n/2])
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}
+		w.Write(buf[:n])
+		w.(http.Flusher).Flush()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// TestStreamBroken breaks the connection during a call. Where the server keeps
+// its events the client misses nothing; elsewhere the call is lost.
+func TestStreamBroken(t *testing.T) {
+	for _, c := range []struct {
+		flags    []string
+		versions []string
+		resumed  bool
+	}{
+		{[]string{"-resume"}, handshake[1:], true},
+		{nil, handshake[1:], false},
+		{[]string{"-mode", "stateless"}, []string{v2026}, false},
+	} {
+		t.Run(strings.Join(append(c.flags, "go"), " "), func(t *testing.T) {
+			t.Parallel()
+			p := goHTTP(t, "cut", "", c.flags...)
+			for _, version := range c.versions {
+				t.Run(version, func(t *testing.T) {
+					cut := &cutter{to: p.config.Endpoint}
+					s := httptest.NewServer(cut)
+					t.Cleanup(s.Close) // after the client's
+					u := connect(t, mcp.Config{Endpoint: s.URL + "/mcp"}, version)
+					var steps []float64
+					r, err := u.Call(t.Context(), &mcp.Call{
+						Tool: "work", Arguments: args{"steps": 5, "millis": 50},
+						OnProgress: func(p mcp.Progress) { steps = append(steps, p.Progress) },
+					})
+					if cut.cuts.Load() == 0 {
+						t.Fatal("nothing was cut")
+					}
+					if c.resumed && version != v2411 { // which knows no event ids
+						if err != nil || r.Text() != "worked" || !slices.Equal(steps, []float64{1, 2, 3, 4, 5}) {
+							t.Errorf("work: %v, progress %v", err, steps)
+						}
+						return
+					}
+					var te *mcp.TransportError
+					if !errors.As(err, &te) || te.Reason != mcp.ReasonDisconnected || !te.Sent {
+						t.Errorf("work: %v", err)
+					}
+					u.says(t, "echo", args{"text": "on"}, "on")
+				})
+			}
+		})
+	}
+}

@@ -48,7 +48,7 @@ const (
 	attempts = 3                      // at one call
 	ceiling  = 400 * time.Millisecond // of one attempt
 	connect  = 2 * time.Second
-	slack    = time.Second // for a machine that does other things too
+	slack    = 2 * time.Second // for a machine that does other things too
 )
 
 func main() {
