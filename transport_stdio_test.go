@@ -116,6 +116,7 @@ func serveChild(args []string) int {
 		case "mute":
 			os.Stdout.Close()
 		case "sulk": // read nothing more
+			answer(order{})
 			time.Sleep(time.Minute)
 		case "spawn":
 			answer(order{N: spawnRelative(o.List)})
@@ -466,7 +467,7 @@ func TestStdioNeverReads(t *testing.T) {
 			}
 			blind()
 			mustEcho(t, tr)
-			tr.Notify(t.Context(), &Request{Method: "sulk"})
+			do(t, tr, "sulk", order{})
 			waiting := make(chan error, 1) // has been written, and is lost with the child
 			go func() {
 				_, err := tr.Call(t.Context(), &Request{Method: "silent"})
@@ -496,7 +497,7 @@ func TestStdioNeverReads(t *testing.T) {
 			mustEcho(t, tr)
 
 			// The caller's cancel frees a write as well.
-			tr.Notify(t.Context(), &Request{Method: "sulk"})
+			do(t, tr, "sulk", order{})
 			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 			defer cancel()
 			_, err = tr.Call(ctx, &Request{Method: "echo", Params: []byte(`"` + strings.Repeat("x", 1<<20) + `"`)})
@@ -511,7 +512,7 @@ func TestStdioFullPipe(t *testing.T) {
 	if tr.child.Load().deadline == nil {
 		t.Skip("no write deadlines here")
 	}
-	tr.Notify(t.Context(), &Request{Method: "sulk"})
+	do(t, tr, "sulk", order{})
 	pad := []byte(`"` + strings.Repeat("x", 1000) + `"`)
 	var err error
 	for err == nil {
