@@ -11,6 +11,10 @@ import (
 	"time"
 )
 
+// canary is in everything that the servers of the tests say in words. No text
+// of ours has it.
+const canary = "canary-7d1f"
+
 // childEnv names the behaviour that a re-executed test binary takes on: the
 // test binary is its own child server, so that tests need no other program.
 const childEnv = "MCP_TEST_CHILD"
@@ -18,9 +22,13 @@ const childEnv = "MCP_TEST_CHILD"
 // children are the behaviours. Each gets the arguments after argv[0] and
 // returns the exit status.
 var children = map[string]func(args []string) int{
-	"serve":  serveChild,
-	"sleep":  sleepChild,
-	"double": doubleChild,
+	"case":            caseChild,
+	"case-grandchild": caseGrandchild,
+	"contract":        contractChild,
+	"serve":           serveChild,
+	"sleep":           sleepChild,
+	"double":          doubleChild,
+	"puppet":          puppetChild,
 }
 
 func TestMain(m *testing.M) {

@@ -1,15 +1,121 @@
 // Package mcp is a client for Model Context Protocol servers that cannot be
 // trusted to behave.
+//
+// An MCP server is a third party in the hot path of an agent's run. This
+// package answers with a declared policy per server: every reach for a server
+// is bounded, faults are retried only where retrying is safe, a server that
+// keeps failing stops being called, and an optional server degrades one
+// capability instead of the whole agent. It is not a server framework, an
+// agent, an OAuth implementation or a logger.
+//
+//	cfgs, err := mcp.LoadConfigs("servers.json")
+//	…
+//	fleet, err := mcp.Open(ctx, cfgs, nil)
+//	…
+//	defer fleet.Close()
+//	for _, t := range fleet.Tools() {
+//		… // offer t.Name, t.Description and t.InputSchema to the model
+//	}
+//	result := fleet.Answer(ctx, &mcp.Call{Tool: name, Arguments: args})
+//
+// # The chain
+//
+//	Config ─► Transport ─► Session ─► ResilientSession ─► Client ─► Fleet
+//	          carries one   speaks     bounds, retries,    adopts    assembles many,
+//	          request       MCP        breaks, observes    tools     degrades
+//
+// Each link wraps the one before behind a small interface, so each can be
+// replaced, faked and tested alone. [New] composes a [Client] from one
+// [Config], [Open] a [Fleet] from many.
+//
+// # Time
+//
+// A call is bounded by [Config.CallTimeout] and by what is left of the run: the
+// earlier of the context's deadline and [Options.Deadline]. Connecting and the
+// tool list have ceilings of their own. When a ceiling ends a wait, the error is
+// [ReasonTimeout] and counts against the server; when the run does, it is a
+// [BudgetError] and does not; when the caller cancels, the error is the
+// caller's. Ties go to the run. A run that usually has less time left than the
+// ceiling never blames a server that hangs: keep CallTimeout well under the
+// time that a run has.
+//
+// # Retrying
+//
+// Retries are off until [RetryConfig] asks for them. What was certainly not run
+// may be repeated always; what may have run only if repeating is safe: reading,
+// and calls with a [Call.IdempotencyKey] (or, if the operator says so, an
+// annotation). The key travels in the request's `_meta` as idempotency-key. A
+// [TransportError] says which it was: Sent. Waits are drawn evenly from
+// zero to a doubling ceiling, and never outlast the run.
+//
+// # Errors
+//
+// Test for a kind with errors.Is(err, [ReasonTimeout]) and look inside with
+// errors.As. Every error names the server as configured and the operation, and
+// none has a word in its text that the server wrote; what it wrote is in
+// fields: [TransportError.Raw], [RPCError.Message], [ProtocolError.Raw].
+//
+//	TransportError    no answer: disconnected, timeout, protocol, limit, unavailable, cancelled
+//	RPCError          the answer is no: a JSON-RPC error
+//	ProtocolError     the answer breaks the tool's own output schema
+//	UnavailableError  the breaker refused, or a required server could not be adopted
+//	BudgetError       the run is out of time
+//	ArgumentError     the arguments do not fit; nothing was sent
+//	SchemaError       a schema that cannot be held
+//	ConfigError       one problem of a configuration
+//
+// [ErrorResult] states any of them for a model, with a code of a closed list:
+// INVALID_ARGUMENTS, UNKNOWN_TOOL, SERVER_UNAVAILABLE, RATE_LIMITED, TIMEOUT,
+// BUDGET_EXCEEDED, DISCONNECTED, PROTOCOL, INVALID_RESULT, LIMIT, REFUSED,
+// AUTH_REQUIRED, CANCELLED, SCHEMA, CONFIGURATION, UNEXPECTED.
+//
+// # Concurrency
+//
+// Everything is safe for concurrent use unless its comment says otherwise. A
+// stdio server costs two goroutines while its child lives, an HTTP server none
+// while it is idle, the policy none ever, [Assemble] one a server until it
+// returns. Close may be called at any time, more than once, and returns when
+// what it ends has ended.
+//
+// # Security
+//
+// A child is started from an argv, never a shell, and inherits only the
+// variables that [Config.EnvAllow] names. Redirects are never followed. Bytes,
+// lines, pages, depth, schemas, patterns, work and time that a server can cause
+// are bounded. No schema reference is ever fetched. What a model reads of a
+// server is marked as data, in an envelope that it cannot close.
+//
+// # Degradation
+//
+// Nothing is substituted for a server that fails, unless [FallbackSession] is
+// asked to, and then the result says so. An optional server that is down is
+// stated once, in [Fleet.Notice]; one that fails later fails its calls, not the
+// tool list. [Fleet.Readopt] brings back what has recovered.
+//
+// # Compatibility
+//
+// All revisions of the protocol from 2024-11-05 to 2026-07-28 are spoken.
+// [Transport] and [Session] do not grow: new abilities arrive as optional
+// interfaces, new data as fields.
 package mcp
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -151,6 +257,115 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// Validate reports every problem of c at once: an [errors.Join] of
+// *[ConfigError]. A valid Config yields nil.
+func (c Config) Validate() error {
+	var errs []error
+	for _, p := range c.problems() {
+		p.Layer = "code"
+		errs = append(errs, p)
+	}
+	return errors.Join(errs...)
+}
+
+// problems checks a whole Config. The layer of each problem is left open.
+func (c Config) problems() (found []*ConfigError) {
+	bad := func(key, value, detail string) {
+		found = append(found, &ConfigError{Server: c.Name, Key: key, Value: value, Detail: detail})
+	}
+	if c.Name == "" || strings.Trim(c.Name, nameChars) != "" {
+		bad("name", quoted(c.Name), "use letters, digits, '_' and '-'")
+	}
+	stdio := c.Transport == "stdio" || c.Transport == "" && len(c.Command) > 0
+	switch {
+	case c.Transport != "" && c.Transport != "stdio" && c.Transport != "http":
+		bad("transport", quoted(c.Transport), `want "stdio" or "http"`)
+	case len(c.Command) > 0 && c.Endpoint != "":
+		bad("command", quoted(c.Command[0]), "a server has a command or an endpoint, not both")
+	case stdio && (len(c.Command) == 0 || c.Command[0] == ""):
+		bad("command", "", "a stdio server needs an argv")
+	case !stdio && len(c.Command) > 0:
+		bad("command", quoted(c.Command[0]), "an HTTP server takes no argv")
+	case !stdio && c.Endpoint == "":
+		bad("endpoint", "", "give a command or an endpoint")
+	}
+	if !stdio && c.Endpoint != "" {
+		u, err := url.Parse(c.Endpoint)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			bad("endpoint", quoted(cleanURL(c.Endpoint)), "want an absolute http or https URL")
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Headers)) {
+		switch {
+		case !headerToken(k):
+			bad("headers", quoted(k), "this is no header name")
+		case reservedHeader(k):
+			bad("headers", quoted(k), "the protocol sets this header itself")
+		case strings.ContainsFunc(c.Headers[k], func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
+			bad("headers", quoted(k), "the value has a control character in it")
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(c.Env[k], "\x00") {
+			bad("env", quoted(k), "no variable can be set like this")
+		}
+	}
+	if c.Protocol != "" && c.Protocol != "auto" && !slices.Contains(revisions, c.Protocol) {
+		bad("protocol", quoted(c.Protocol), `want "auto" or one of `+strings.Join(revisions, ", "))
+	}
+	for _, s := range settings {
+		switch p := s.field(&c).(type) {
+		case *time.Duration:
+			if *p < 0 {
+				bad(s.key, p.String(), "must not be negative")
+			}
+		case *int:
+			if *p < 0 && s.key != "breaker_failures" {
+				bad(s.key, strconv.Itoa(*p), "must not be negative")
+			}
+		}
+	}
+	for _, m := range [][2]string{{"arguments", c.Arguments}, {"results", c.Results}} {
+		if v := m[1]; v != "" && v != "enforce" && v != "advise" && v != "off" {
+			bad(m[0], quoted(v), `want "enforce", "advise" or "off"`)
+		}
+	}
+	if c.Retry.MaxDelay > 0 && c.Retry.BaseDelay > c.Retry.MaxDelay {
+		bad("retry.base_delay_seconds", c.Retry.BaseDelay.String(), "is longer than max_delay_seconds")
+	}
+	return found
+}
+
+// String shows c without the values of headers and variables, without the
+// arguments of the command, and without user info and query of the URL.
+func (c Config) String() string {
+	b := append([]byte("mcp.Config{"), quoted(c.Name)...)
+	if len(c.Command) > 0 {
+		b = append(b, " command="+quoted(c.Command[0])+" +"+strconv.Itoa(len(c.Command)-1)...)
+	}
+	if c.Endpoint != "" {
+		b = append(b, " endpoint="+quoted(cleanURL(c.Endpoint))...)
+	}
+	for _, m := range []struct {
+		key  string
+		vars map[string]string
+	}{{"env", c.Env}, {"headers", c.Headers}} {
+		if len(m.vars) > 0 {
+			b = append(b, " "+m.key+"="+strings.Join(slices.Sorted(maps.Keys(m.vars)), ",")...)
+		}
+	}
+	if c.Optional {
+		b = append(b, " optional"...)
+	}
+	return string(append(b, '}'))
+}
+
+// GoString keeps secrets out of %#v too.
+func (c Config) GoString() string { return c.String() }
+
+// LogValue is what a [slog.Logger] shows of c: the same as String.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
 // Options is what is not declaration: hooks and shared clients. A nil
 // *Options, like a zero one, means the default of every field. One Options may
 // serve any number of servers; its hooks may be called concurrently unless
@@ -188,6 +403,9 @@ type Options struct {
 	Rand func(n int64) int64
 	// ClientInfo names the program to servers. Zero means this library.
 	ClientInfo ServerInfo
+	// LocalNames are names of the agent's own tools, which no server's tool
+	// may take.
+	LocalNames []string
 	// Deadline is the end of the run, beside that of the context: the
 	// earlier wins. Zero means none.
 	Deadline time.Time
@@ -425,24 +643,44 @@ func (e *BudgetError) Unwrap() error { return e.Err }
 func (e *BudgetError) Timeout() bool { return true }
 
 // An ArgumentError is a call that did not fit its tool's input schema. Nothing
-// was sent. Its text names places and no values; [ArgumentError.Feedback] is
-// for the model and has them.
+// was sent. Its text names the keywords that were broken, and neither places nor
+// values; [ArgumentError.Feedback] is for the model and has them.
 type ArgumentError struct {
 	Origin
-	Tool   string
-	Issues []Issue // at most eight
-	More   bool    // whether there were more
+	Tool    string
+	Unknown bool    // there is no such tool
+	Issues  []Issue // at most eight
+	More    bool    // whether there were more
 }
 
 func (e *ArgumentError) Error() string {
-	s := e.prefix() + "arguments for tool " + strconv.Quote(e.Tool) + " do not fit its input schema"
-	for i, is := range e.Issues {
-		if i == 3 {
-			return s + ", and more"
+	if e.Unknown {
+		return e.prefix() + "there is no tool " + quoted(e.Tool)
+	}
+	s := e.prefix() + "arguments for tool " + quoted(e.Tool) + " do not fit its input schema"
+	var broken []string // paths are the server's words
+	for _, is := range e.Issues {
+		if !slices.Contains(broken, is.Keyword) {
+			broken = append(broken, is.Keyword)
 		}
-		s += ": " + strconv.Quote(is.Path) + " " + is.Keyword
+	}
+	if broken != nil {
+		s += " (" + strings.Join(broken, ", ") + ")"
 	}
 	return s
+}
+
+// Feedback says to a model what to correct, field by field, in at most 2 KiB.
+// It quotes values of the call and names from the schema, which is the server's.
+func (e *ArgumentError) Feedback() string {
+	if e.Unknown {
+		s := "There is no tool " + quoted(e.Tool) + "; nothing was sent."
+		if len(e.Issues) > 0 && e.Issues[0].Want != "" {
+			s += " D" + strings.TrimPrefix(e.Issues[0].Want, "d")
+		}
+		return s
+	}
+	return feedback(e.Tool, e.Issues, e.More)
 }
 
 // A ConfigError is one problem of a configuration.
@@ -585,7 +823,13 @@ type Call struct {
 
 	repeatable bool              // a trusted annotation allows repeating
 	header     map[string]string // see Request.Header
+	tool       resultChecker     // what the result is held to; nil if nothing
+	checked    bool              // the policy has held the result to it
 }
+
+// A resultChecker holds a result to what its tool promised. The policy asks it
+// within the reach, so that a broken promise is seen where it happened.
+type resultChecker interface{ check(*Result) error }
 
 // Progress is a report of a server on a running call. Total is 0 if unknown.
 type Progress struct {
@@ -682,9 +926,1146 @@ type requester interface {
 }
 
 // listener is the optional interface of transports that can hold the server's
-// own stream open (the GET stream of the older revisions). It returns at once;
-// Close ends the stream.
-type listener interface{ listen(version string) }
+// own stream open (the GET stream of the older revisions). It waits a moment
+// for the server to open it; Close ends it.
+type listener interface {
+	listen(ctx context.Context, version string)
+}
 
-// TransportSession speaks MCP over a [Transport].
-type TransportSession struct{}
+// A TransportSession speaks MCP over a [Transport]: it finds the protocol
+// revision, connects when an operation needs it and again when the connection
+// was lost, once for all who noticed, and keeps the ceilings of its Config.
+// It is safe for concurrent use, has no goroutine while it is idle, and
+// retries nothing but what certainly was not run because the connection was
+// gone: that is policy, and [ResilientSession]'s.
+type TransportSession struct {
+	t      Transport
+	cfg    Config
+	o      *Options
+	direct bool // the transport obeys Request.Deadline
+	link   atomic.Pointer[link]
+	token  atomic.Int64   // of the latest progress token
+	wg     sync.WaitGroup // the listening stream, which Close ends
+
+	buffers sync.Pool // *[]byte, for params
+
+	mu       sync.Mutex // guards the fields below
+	attempt  *attempt   // the connecting that is under way; nil if none
+	last     *link      // the latest agreement; outlives a doubt about the connection
+	due      bool       // the connection is a new one, on which nothing is agreed yet
+	version  string     // the revision to offer to a server that is known; "" if it is not
+	renewed  func(context.Context)
+	progress map[string]func(Progress) // by progress token
+	queue    []func()                  // notifications on their way to the user
+	dropped  int                       // notifications that found the queue full
+	badTools int                       // entries of the latest list that were no tools
+	changed  bool                      // the server has announced a change of its tools
+	fresh    time.Time                 // until when the tool list is fresh; zero = not said
+	idle     chan struct{}             // closed by the goroutine that delivers the queue when it ends; nil if there is none
+	unwatch  context.CancelFunc        // ends the subscriptions/listen stream; nil if none
+	closed   bool
+}
+
+// A link is what was agreed on one connection. It does not change.
+type link struct {
+	version string
+	meta    []byte // the `_meta` members of every request, each with a comma behind it
+	info    *ServerInfo
+	number  int // 1 for the first connection of the session
+}
+
+// An attempt is one connecting, shared by all who wait for it.
+type attempt struct {
+	done chan struct{} // closed when link or err is set
+	link *link
+	err  error
+}
+
+const (
+	maxPages  = 256                    // of one list
+	maxRounds = 8                      // of one multi-round-trip request
+	maxQueue  = 1024                   // notifications that wait for the user
+	handover  = 100 * time.Millisecond // for the last progress of a call
+)
+
+// errCeiling marks contexts that a ceiling of ours has ended.
+var errCeiling = errors.New("ceiling")
+
+// NewSession returns a session over t. Nothing is sent before the first
+// operation. A nil o means the defaults.
+func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
+	if o == nil {
+		o = &Options{}
+	}
+	_, direct := t.(honoursDeadline)
+	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, progress: map[string]func(Progress){}}
+}
+
+func (s *TransportSession) boundsItself() {}
+
+// Initialize connects if there is no connection and returns what the server
+// says of itself. It is bounded by [Config.ConnectTimeout].
+func (s *TransportSession) Initialize(ctx context.Context) (*ServerInfo, error) {
+	l, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.info, nil
+}
+
+// ListTools reads all pages of the tool list, bounded by
+// [Config.DiscoveryTimeout]. A cursor that comes back, or a list without end,
+// is an error; an entry that is no tool is left out.
+func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
+	l, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if caps := l.info.Capabilities; caps != nil && member(caps, "tools") == nil {
+		return nil, nil
+	}
+	s.mu.Lock()
+	s.changed = false
+	s.mu.Unlock()
+	var (
+		tools   []Tool
+		bad     int
+		ttl     int64 = -1
+		listing       = s.cfg.DiscoveryTimeout
+		begun         = time.Now()
+	)
+	err = s.pages(ctx, "tools/list", func() time.Duration { return listing - time.Since(begun) }, func(raw json.RawMessage) (*string, error) {
+		page, err := decodeToolPage(raw)
+		if err != nil {
+			return nil, err
+		}
+		tools, bad = append(tools, page.tools...), bad+page.bad
+		if ttl < 0 || page.ttlMs < ttl {
+			ttl = page.ttlMs
+		}
+		return page.cursor, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.badTools, s.fresh = bad, time.Time{}
+	if ttl >= 0 {
+		s.fresh = begun.Add(time.Duration(min(ttl, 1<<40)) * time.Millisecond)
+	}
+	s.mu.Unlock()
+	return tools, nil
+}
+
+// pages reads a list to its last page (MCP 2026-07-28, pagination): the end is
+// a missing cursor, and an empty one is as good as any.
+func (s *TransportSession) pages(ctx context.Context, method string, left func() time.Duration, take func(json.RawMessage) (*string, error)) error {
+	var cursor *string
+	p := pager{limit: 2 * s.cfg.MaxMessageBytes}
+	for {
+		ceiling := left()
+		if ceiling <= 0 {
+			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
+		}
+		d := dialog{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
+			if cursor != nil {
+				b = append(b, `"cursor":`...)
+				b = append(appendString(b, *cursor), ',')
+			}
+			return b, nil
+		}}
+		raw, err := s.converse(ctx, &d)
+		if err != nil {
+			return err
+		}
+		reason, detail := ReasonProtocol, "the result is not a list"
+		if cursor, err = take(raw); err == nil {
+			reason, detail = p.next(cursor, len(raw))
+		}
+		if detail != "" {
+			err = s.failure(method, reason, detail, raw)
+		}
+		d.req.release()
+		if err != nil || cursor == nil {
+			return err
+		}
+	}
+}
+
+// A pager keeps a list from going on for ever.
+type pager struct {
+	limit int // bytes of all pages together
+	seen  map[string]bool
+	total int
+}
+
+// next takes note of a page, and says what is wrong with following its cursor.
+func (p *pager) next(cursor *string, size int) (Reason, string) {
+	if p.total += size; p.total > p.limit {
+		return ReasonLimit, "the list is longer than twice max_message_bytes"
+	}
+	if cursor == nil {
+		return "", ""
+	}
+	if p.seen[*cursor] {
+		return ReasonProtocol, "a cursor came back that had been followed already"
+	}
+	if p.seen == nil {
+		p.seen = map[string]bool{}
+	}
+	if p.seen[*cursor] = true; len(p.seen) >= maxPages {
+		return ReasonLimit, "the list has more than " + strconv.Itoa(maxPages) + " pages"
+	}
+	return "", ""
+}
+
+// CallTool calls a tool by the server's own name for it, bounded by
+// [Config.CallTimeout]. Requests for input that come back instead of a result
+// are answered by [Options.Handlers], whose time does not count.
+func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
+	d := dialog{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
+	raw, err := s.converse(ctx, &d)
+	if err != nil {
+		return nil, err
+	}
+	r, err := decodeToolResult(raw)
+	if err != nil || r.noContent {
+		err = s.failure(d.method, ReasonProtocol, "the result is not one of a tool", raw)
+	}
+	d.req.release()
+	if err != nil {
+		return nil, err
+	}
+	return &r.Result, nil
+}
+
+// Request sends any request and decodes its result into out, which may be nil
+// or a *[json.RawMessage]. Params encode to a JSON object, or are nil. It is
+// bounded by [Config.CallTimeout].
+func (s *TransportSession) Request(ctx context.Context, method string, params, out any) error {
+	d := dialog{method: method, ceiling: s.cfg.CallTimeout}
+	if params != nil {
+		b, err := appendValue(nil, params)
+		if err != nil || len(b) < 2 || b[0] != '{' {
+			return s.failure(method, ReasonProtocol, "params must encode to a JSON object", nil)
+		}
+		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
+			if name, _ := decodeValue(member(b, key)); d.name == "" {
+				d.name, _ = name.(string)
+			}
+		}
+		d.params = func(dst []byte) ([]byte, error) {
+			if inner := bytes.TrimSpace(b[1 : len(b)-1]); len(inner) > 0 {
+				dst = append(append(dst, inner...), ',')
+			}
+			return dst, nil
+		}
+	}
+	raw, err := s.converse(ctx, &d)
+	if err != nil {
+		return err
+	}
+	defer d.req.release()
+	switch out := out.(type) {
+	case nil:
+	case *json.RawMessage:
+		*out = bytes.Clone(raw)
+	default:
+		if json.Unmarshal(raw, out) != nil {
+			return s.failure(method, ReasonProtocol, "the result does not have the expected shape", raw)
+		}
+	}
+	return nil
+}
+
+// Close ends the session and its transport. Operations in flight end with an
+// error. It may be called more than once.
+func (s *TransportSession) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	idle, unwatch := s.idle, s.unwatch
+	s.mu.Unlock()
+	if unwatch != nil {
+		unwatch()
+	}
+	err := s.t.Close()
+	s.wg.Wait()
+	s.await(context.Background(), idle)
+	return err
+}
+
+// onReconnect sets what is called, before the operation goes on, whenever a
+// connection has replaced a lost one.
+func (s *TransportSession) onReconnect(f func(context.Context)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renewed = f
+}
+
+// stale reports whether the tool list may have changed since it was read: the
+// server said so, or the time for which it vouched has passed.
+func (s *TransportSession) stale() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed || !s.fresh.IsZero() && time.Now().After(s.fresh)
+}
+
+// serverInfo returns the agreement in force, or the latest; nil before any.
+func (s *TransportSession) serverInfo() *ServerInfo {
+	if l := s.link.Load(); l != nil {
+		return l.info
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		return s.last.info
+	}
+	return nil
+}
+
+// malformed returns how many entries of the latest list were no tools.
+func (s *TransportSession) malformed() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.badTools
+}
+
+// A dialog is one request, with all the rounds that it takes.
+type dialog struct {
+	method  string
+	name    string
+	call    *Call // of tools/call; nil otherwise
+	ceiling time.Duration
+	params  func([]byte) ([]byte, error) // appends members, each with a comma behind it
+
+	token   string  // of its progress; "" if nobody wants to see it
+	answers []byte  // inputResponses of the latest round; nil before it
+	state   *string // requestState of the latest round
+	req     Request // of the latest round
+}
+
+// converse connects if need be, sends the request and returns the result; the
+// caller releases d.req when it has decoded it. What certainly was not run
+// because the connection was gone is sent once more on a new one.
+func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMessage, error) {
+	if d.call != nil && d.call.OnProgress != nil {
+		d.token = s.beginProgress(d.call.OnProgress)
+		defer s.endProgress(ctx, d.token)
+	}
+	buf, _ := s.buffers.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	defer s.buffers.Put(buf)
+	again := false
+	for round := 1; ; {
+		l, err := s.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
+			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+		}
+		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
+		if len(*buf) == len("{}") {
+			d.req.Params = nil
+		}
+		if d.call != nil {
+			d.req.Header = d.call.header
+		}
+		raw, err := s.send(ctx, &d.req, d.ceiling)
+		if err != nil {
+			if s.lost(l, err) && !again {
+				again = true
+				continue
+			}
+			return nil, err
+		}
+		if l.version != version2026 {
+			return raw, nil
+		}
+		switch kind := resultType(raw); {
+		case kind == "complete":
+			return raw, nil
+		case kind != "input_required":
+			err = s.failure(d.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
+		case round > maxRounds:
+			err = s.failure(d.method, ReasonLimit, "the server asks for input again and again", nil)
+		default:
+			err = s.answerInput(ctx, d, raw, round)
+		}
+		round++
+		d.req.release()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// resultType returns the type of a result of 2026-07-28; a result that names
+// none is complete.
+func resultType(raw json.RawMessage) string {
+	v := member(raw, "resultType")
+	if v == nil {
+		return "complete"
+	}
+	t, _ := decodeValue(v)
+	kind, _ := t.(string)
+	return kind
+}
+
+// send carries one request under a ceiling that begins now. A run that ends
+// first is the caller's business, so no ceiling is set beside it.
+func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.Duration) (json.RawMessage, error) {
+	end := time.Now().Add(ceiling)
+	if d, ok := ctx.Deadline(); !ok || end.Before(d) {
+		req.Deadline = end
+	}
+	if s.direct || req.Deadline.IsZero() {
+		raw, err := s.t.Call(ctx, req)
+		return raw, s.named(err, req.Method)
+	}
+	inner, cancel := context.WithDeadlineCause(ctx, req.Deadline, errCeiling)
+	defer cancel()
+	raw, err := s.t.Call(inner, req)
+	return raw, s.named(ceilingError(inner, err), req.Method)
+}
+
+// named says whose error it is, where a transport does not know.
+func (s *TransportSession) named(err error, op string) error {
+	if err == nil {
+		return nil
+	}
+	var o interface{ origin() *Origin }
+	if errors.As(err, &o) && o.origin().Server == "" {
+		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
+	}
+	return err
+}
+
+// ceilingError turns the end of a context that a ceiling of ours has ended into
+// a timeout; the caller did not give up.
+func ceilingError(ctx context.Context, err error) error {
+	var te *TransportError
+	if err == nil || context.Cause(ctx) != errCeiling || !errors.As(err, &te) || te.Reason != ReasonCancelled {
+		return err
+	}
+	te.Reason, te.Err = ReasonTimeout, nil
+	return err
+}
+
+// lost notes what a failed request says about the connection, and reports
+// whether the request certainly was not run and should be sent once more.
+func (s *TransportSession) lost(l *link, err error) bool {
+	var te *TransportError
+	if errors.As(err, &te) && te.Reason == ReasonDisconnected {
+		s.link.CompareAndSwap(l, nil)
+		return !te.Sent
+	}
+	var re *RPCError
+	if errors.As(err, &re) && re.Code == -32022 && l.version == version2026 {
+		// The server has changed under us (MCP 2026-07-28, versioning).
+		if v := mutual(re.Data, "supported"); v != "" && v != version2026 {
+			s.mu.Lock()
+			s.version, s.last = v, nil
+			s.mu.Unlock()
+			s.link.CompareAndSwap(l, nil)
+			return true
+		}
+	}
+	return false
+}
+
+// appendParams appends the params of one round of d.
+func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, d *dialog) ([]byte, error) {
+	var err error
+	b = append(b, '{')
+	if d.params != nil {
+		if b, err = d.params(b); err != nil {
+			return nil, err
+		}
+	}
+	var key string
+	var meta map[string]any
+	if d.call != nil {
+		b = append(appendString(append(b, `"name":`...), d.call.Tool), `,"arguments":`...)
+		start := len(b)
+		if b, err = appendValue(b, d.call.Arguments); err != nil {
+			return nil, err
+		}
+		if string(b[start:]) == "null" { // of nil, whatever its type; servers refuse it
+			b = append(b[:start], "{}"...)
+		}
+		b = append(b, ',')
+		key, meta = d.call.IdempotencyKey, d.call.Meta
+	}
+	if d.answers != nil {
+		b = append(append(append(b, `"inputResponses":`...), d.answers...), ',')
+	}
+	if d.state != nil {
+		b = append(appendString(append(b, `"requestState":`...), *d.state), ',')
+	}
+	start := len(b)
+	b = append(b, `"_meta":{`...)
+	empty := len(b)
+	b = append(b, l.meta...)
+	if d.token != "" {
+		b = append(appendString(append(b, `"progressToken":`...), d.token), ',')
+	}
+	if key != "" {
+		b = append(appendString(append(b, `"idempotency-key":`...), key), ',')
+	}
+	members := [2]map[string]any{meta}
+	if s.o.Meta != nil {
+		members[1] = s.o.Meta(ctx)
+	}
+	for i, m := range members {
+		if len(m) == 0 {
+			continue
+		}
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if _, twice := meta[k]; twice && i > 0 || k == "idempotency-key" && key != "" || k == "progressToken" || strings.HasPrefix(k, metaPrefix) {
+				continue // the protocol's own keys are ours to set
+			}
+			if b, err = appendValue(append(appendString(b, k), ':'), m[k]); err != nil {
+				return nil, err
+			}
+			b = append(b, ',')
+		}
+	}
+	if len(b) == empty {
+		b = b[:start]
+		if b[len(b)-1] == ',' {
+			b = b[:len(b)-1]
+		}
+		return append(b, '}'), nil
+	}
+	b[len(b)-1] = '}'
+	return append(b, '}'), nil
+}
+
+// metaPrefix begins the `_meta` keys of the protocol (MCP 2026-07-28, basic).
+const metaPrefix = "io.modelcontextprotocol/"
+
+// answerInput has the handlers answer a result that asks for input, so that the
+// next round carries the answers (MCP 2026-07-28, multi round-trip requests).
+func (s *TransportSession) answerInput(ctx context.Context, d *dialog, raw json.RawMessage, round int) error {
+	d.answers, d.state = nil, nil
+	if v := member(raw, "requestState"); v != nil {
+		text, err := decodeValue(v)
+		state, ok := text.(string)
+		if err != nil || !ok {
+			return s.failure(d.method, ReasonProtocol, "requestState is not a text", raw)
+		}
+		d.state = &state
+	}
+	asked := member(raw, "inputRequests")
+	if asked == nil {
+		if d.state == nil {
+			return s.failure(d.method, ReasonProtocol, "input is required, and none is named", raw)
+		}
+		return s.pause(ctx, d.method, time.Duration(round)*50*time.Millisecond)
+	}
+	v, err := decodeValue(asked)
+	requests, ok := v.(map[string]any)
+	if err != nil || !ok {
+		return s.failure(d.method, ReasonProtocol, "inputRequests is not an object", raw)
+	}
+	d.answers = []byte{'{'}
+	for _, k := range slices.Sorted(maps.Keys(requests)) {
+		r, _ := requests[k].(map[string]any)
+		method, _ := r["method"].(string)
+		params, err := appendValue(nil, r["params"])
+		if err != nil || s.o.Handlers[method] == nil {
+			return s.failure(d.method, ReasonProtocol, "the server asks for input that we did not declare", raw)
+		}
+		answer, err := s.handle(ctx, method, params)
+		if err != nil {
+			return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Reason: ReasonCancelled, Sent: true, Detail: "the handler for " + method + " failed", Err: err}
+		}
+		if len(d.answers) > 1 {
+			d.answers = append(d.answers, ',')
+		}
+		d.answers = append(append(appendString(d.answers, k), ':'), answer...)
+	}
+	d.answers = append(d.answers, '}')
+	return nil
+}
+
+// pause waits, unless the caller gives up.
+func (s *TransportSession) pause(ctx context.Context, op string, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: op}, Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
+	}
+}
+
+// failure is a fault that the session itself found in an answer.
+func (s *TransportSession) failure(op string, reason Reason, detail string, raw []byte) error {
+	return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: op}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
+}
+
+// connect returns the agreement in force, or makes one. All who find that there
+// is none share one attempt and its outcome; if its leader gives up, the next
+// of them leads another.
+func (s *TransportSession) connect(ctx context.Context) (*link, error) {
+	if l := s.link.Load(); l != nil {
+		return l, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.ConnectTimeout, errCeiling)
+	defer cancel()
+	for {
+		s.mu.Lock()
+		if l := s.link.Load(); l != nil {
+			s.mu.Unlock()
+			return l, nil
+		}
+		if s.closed {
+			s.mu.Unlock()
+			return nil, &TransportError{Origin: Origin{Server: s.cfg.Name, Op: "connect"}, Reason: ReasonDisconnected, Detail: "the session is closed"}
+		}
+		a := s.attempt
+		lead := a == nil
+		if lead {
+			a = &attempt{done: make(chan struct{})}
+			s.attempt = a
+		}
+		s.mu.Unlock()
+		if lead {
+			return s.lead(ctx, a)
+		}
+		select {
+		case <-a.done:
+			if a.err == nil {
+				return a.link, nil
+			}
+			if !errors.Is(a.err, ReasonCancelled) {
+				return nil, ownCopy(a.err)
+			}
+		case <-ctx.Done():
+			return nil, ceilingError(ctx, &TransportError{Origin: Origin{Server: s.cfg.Name, Op: "connect"}, Reason: ReasonCancelled, Err: ctx.Err()})
+		}
+	}
+}
+
+// lead makes the attempt a and publishes its outcome, whatever happens.
+func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err error) {
+	err = &TransportError{Origin: Origin{Server: s.cfg.Name, Op: "connect"}, Reason: ReasonCancelled} // should the leader not return
+	defer func() {
+		s.mu.Lock()
+		a.link, a.err = l, err
+		s.attempt = nil
+		if err == nil {
+			s.last, s.due = l, false
+			s.link.Store(l)
+		}
+		s.mu.Unlock()
+		close(a.done)
+		if err != nil {
+			err = ownCopy(err) // the others have a.err
+		}
+	}()
+	var again bool
+	l, again, err = s.agree(ctx)
+	err = s.named(ceilingError(ctx, err), "connect")
+	if err == nil && again {
+		s.mu.Lock()
+		renewed := s.renewed
+		s.mu.Unlock()
+		if renewed != nil {
+			s.link.Store(l) // for the requests of the hook itself
+			renewed(ctx)
+		}
+	}
+	return l, err
+}
+
+// ownCopy gives each caller an error of its own, since the policy writes the
+// operation's facts into it.
+func ownCopy(err error) error {
+	switch e := err.(type) {
+	case *TransportError:
+		c := *e
+		return &c
+	case *RPCError:
+		c := *e
+		return &c
+	}
+	return err
+}
+
+// agree opens the transport and finds a revision that both sides speak. Again
+// says that the connection replaces an earlier one.
+func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err error) {
+	fresh, err := s.t.Open(ctx, Inbound{Notify: s.notified, Request: s.requested})
+	if err != nil {
+		return nil, false, err
+	}
+	s.mu.Lock()
+	s.due = s.due || fresh // a handshake that failed is still due
+	due, last, version := s.due, s.last, s.version
+	s.mu.Unlock()
+	if last != nil && !due {
+		return last, false, nil
+	}
+	if s.cfg.Protocol != "auto" {
+		version = s.cfg.Protocol
+	}
+	var info *ServerInfo
+	switch version {
+	case "":
+		info, err = s.probe(ctx)
+	case version2026:
+		info, err = s.discover(ctx)
+	default:
+		info, err = s.initialize(ctx, version)
+	}
+	if err != nil {
+		s.known("") // what was known of the server may no longer hold
+		if a, ok := s.t.(interface{ abandon() }); ok {
+			a.abandon()
+		}
+		return nil, false, err
+	}
+	l = &link{version: info.Protocol, info: info, number: 1}
+	if last != nil {
+		l.number = last.number + 1
+	}
+	if l.version == version2026 {
+		l.meta = s.modernMeta()
+	}
+	s.watch(ctx, l)
+	return l, last != nil, nil
+}
+
+// A heard is what a request made on another goroutine came to.
+type heard struct {
+	raw json.RawMessage
+	err error
+}
+
+// ask makes a request of the handshake on a goroutine, which ends with ctx at
+// the latest and leaves its reply in the channel.
+func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan heard {
+	c := make(chan heard, 1)
+	wg.Go(func() {
+		raw, err := s.t.Call(ctx, req)
+		c <- heard{raw, err}
+	})
+	return c
+}
+
+// probe finds out what an unknown server speaks (MCP 2026-07-28, versioning):
+// it asks server/discover, and anything but a modern answer means initialize.
+// A server that stays silent may be slow or may ignore what it does not know,
+// so both questions are then open at once, and the first good answer counts.
+func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	asked := s.ask(ctx, &wg, s.discoverRequest())
+	silence := time.NewTimer(min(3*time.Second, s.cfg.ConnectTimeout/4))
+	defer silence.Stop()
+	select {
+	case a := <-asked:
+		return s.probed(ctx, a)
+	case <-silence.C:
+	}
+	old := s.ask(ctx, &wg, s.initializeRequest(version2511))
+	for {
+		select {
+		case a := <-asked:
+			if a.err == nil && mutual(a.raw, "supportedVersions") == version2026 {
+				return s.discovered(a.raw)
+			}
+			asked = nil
+		case a := <-old:
+			return s.initialized(ctx, version2511, a)
+		}
+	}
+}
+
+// probed decides on the answer to server/discover, by the table of the
+// versioning page: a recognised modern error proves a modern server, trouble on
+// the way proves nothing, and everything else means an older revision.
+func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, error) {
+	if a.err == nil {
+		switch v := mutual(a.raw, "supportedVersions"); {
+		case v == version2026:
+			return s.discovered(a.raw)
+		case v != "":
+			return s.initialize(ctx, v)
+		case member(a.raw, "supportedVersions") != nil:
+			return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", a.raw)
+		}
+		return s.initialize(ctx, version2511)
+	}
+	var re *RPCError
+	if errors.As(a.err, &re) {
+		switch re.Code {
+		case -32020, -32021:
+			return nil, a.err
+		case -32022:
+			switch v := mutual(re.Data, "supported"); v {
+			case "":
+				return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
+			case version2026:
+				return s.discover(ctx)
+			default:
+				return s.initialize(ctx, v)
+			}
+		}
+		return s.initialize(ctx, version2511)
+	}
+	var te *TransportError
+	if !errors.As(a.err, &te) || ctx.Err() != nil {
+		return nil, a.err
+	}
+	credentials := s.o.Authorize != nil || s.cfg.Headers["Authorization"] != ""
+	switch {
+	case te.Reason == ReasonDisconnected && te.Status == 0:
+		// It died of the question, as some do: start it again without.
+		if _, err := s.t.Open(ctx, Inbound{}); err != nil {
+			return nil, err
+		}
+	case te.Reason == ReasonUnavailable, te.Status/100 == 3,
+		(te.Status == 401 || te.Status == 403) && !credentials,
+		te.Reason == ReasonCancelled, te.Reason == ReasonLimit:
+		return nil, a.err
+	}
+	return s.initialize(ctx, version2511)
+}
+
+// discover makes the modern handshake, which is one question. A server that
+// refuses our revision and lists it all the same is asked once more.
+func (s *TransportSession) discover(ctx context.Context) (*ServerInfo, error) {
+	raw, err := s.t.Call(ctx, s.discoverRequest())
+	var re *RPCError
+	if errors.As(err, &re) && re.Code == -32022 && mutual(re.Data, "supported") == version2026 {
+		raw, err = s.t.Call(ctx, s.discoverRequest())
+	}
+	if errors.As(err, &re) && re.Code == -32601 {
+		return &ServerInfo{Protocol: version2026}, nil // it must implement it, but need not to be of use
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.discovered(raw)
+}
+
+func (s *TransportSession) discoverRequest() *Request {
+	b := append([]byte(`{"_meta":{`), s.modernMeta()...)
+	b[len(b)-1] = '}'
+	return &Request{Method: "server/discover", Params: append(b, '}'), Version: version2026}
+}
+
+// known remembers what to offer when the connection has to be made again.
+func (s *TransportSession) known(version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version = version
+}
+
+// discovered reads a DiscoverResult.
+func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) {
+	s.known(version2026)
+	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: textMember(raw, "instructions")}
+	who := member(member(raw, "_meta"), metaPrefix+"serverInfo")
+	if who == nil {
+		who = member(raw, "serverInfo")
+	}
+	info.Name, info.Title, info.Version = textMember(who, "name"), textMember(who, "title"), textMember(who, "version")
+	return info, nil
+}
+
+// initialize makes the handshake of the older revisions.
+func (s *TransportSession) initialize(ctx context.Context, version string) (*ServerInfo, error) {
+	raw, err := s.t.Call(ctx, s.initializeRequest(version))
+	return s.initialized(ctx, version, heard{raw, err})
+}
+
+func (s *TransportSession) initializeRequest(version string) *Request {
+	b := appendString([]byte(`{"protocolVersion":`), version)
+	b = append(append(b, `,"capabilities":`...), s.capabilities()...)
+	b = append(append(b, `,"clientInfo":`...), s.clientInfo()...)
+	return &Request{Method: "initialize", Params: append(b, '}')}
+}
+
+// initialized reads an InitializeResult and ends the handshake.
+func (s *TransportSession) initialized(ctx context.Context, offered string, a heard) (*ServerInfo, error) {
+	if a.err != nil {
+		return nil, a.err
+	}
+	version := textMember(a.raw, "protocolVersion")
+	if !slices.Contains(revisions[1:], version) {
+		return nil, s.failure("initialize", ReasonProtocol, "the server answered with a revision that we do not speak", a.raw)
+	}
+	who := member(a.raw, "serverInfo")
+	info := &ServerInfo{
+		Name: textMember(who, "name"), Title: textMember(who, "title"), Version: textMember(who, "version"), Protocol: version,
+		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: textMember(a.raw, "instructions"),
+	}
+	if err := s.t.Notify(ctx, &Request{Method: "notifications/initialized", Version: version}); err != nil {
+		return nil, err
+	}
+	s.known(offered)
+	return info, nil
+}
+
+// revisions are those that we speak, newest first. They are compared as names:
+// a list may hold drafts, whose order means nothing.
+var revisions = []string{version2026, version2511, version2506, version2503, version2411}
+
+// mutual returns the newest revision of ours in the list that is a member of
+// raw, or "".
+func mutual(raw json.RawMessage, key string) string {
+	v, _ := decodeValue(member(raw, key))
+	list, _ := v.([]any)
+	for _, ours := range revisions {
+		if slices.Contains(list, any(ours)) {
+			return ours
+		}
+	}
+	return ""
+}
+
+// textMember returns a text member of an object, "" if there is none, cut short.
+func textMember(raw json.RawMessage, key string) string {
+	v, _ := decodeValue(member(raw, key))
+	t, _ := v.(string)
+	if len(t) > 64<<10 {
+		t = strings.ToValidUTF8(t[:64<<10], "")
+	}
+	return t
+}
+
+// modernMeta returns the `_meta` members of every request of 2026-07-28, each
+// with a comma behind it.
+func (s *TransportSession) modernMeta() []byte {
+	b := append([]byte(`"`+metaPrefix+`protocolVersion":"`+version2026+`","`+metaPrefix+`clientInfo":`), s.clientInfo()...)
+	b = append(append(b, `,"`+metaPrefix+`clientCapabilities":`...), s.capabilities()...)
+	return append(b, ',')
+}
+
+func (s *TransportSession) clientInfo() []byte {
+	i := s.o.ClientInfo
+	if i.Name == "" {
+		i = ServerInfo{Name: "resilient-mcp", Version: "1"}
+	}
+	b := appendString([]byte(`{"name":`), i.Name)
+	if i.Title != "" {
+		b = appendString(append(b, `,"title":`...), i.Title)
+	}
+	return append(appendString(append(b, `,"version":`...), i.Version), '}')
+}
+
+// capabilities declares what there are handlers for.
+func (s *TransportSession) capabilities() []byte {
+	b := []byte{'{'}
+	for _, c := range []struct{ method, declare string }{
+		{"elicitation/create", `"elicitation":{"form":{}},`},
+		{"roots/list", `"roots":{},`},
+		{"sampling/createMessage", `"sampling":{},`},
+	} {
+		if s.o.Handlers[c.method] != nil {
+			b = append(b, c.declare...)
+		}
+	}
+	return append(bytes.TrimSuffix(b, []byte(",")), '}')
+}
+
+// requested answers a request of the server (MCP 2025-11-25, and older).
+func (s *TransportSession) requested(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	if l := s.link.Load(); l != nil && l.version == version2026 {
+		return nil, errNoAnswer
+	}
+	if method == "ping" {
+		return json.RawMessage("{}"), nil
+	}
+	if s.o.Handlers[method] == nil {
+		return nil, &RPCError{Code: -32601, Message: "method not found"}
+	}
+	if mode := textMember(params, "mode"); method == "elicitation/create" && mode != "" && mode != "form" {
+		return nil, &RPCError{Code: -32602, Message: "this mode was not declared"}
+	}
+	return s.handle(ctx, method, params)
+}
+
+// handle asks the user's handler and encodes what it returns.
+func (s *TransportSession) handle(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	v, err := s.o.Handlers[method](ctx, s.cfg.Name, params)
+	if err != nil {
+		return nil, err
+	}
+	b, err := appendValue(nil, v)
+	if err != nil || method != "elicitation/create" {
+		return b, err
+	}
+	return withFormDefaults(b, params)
+}
+
+// withFormDefaults fills the fields of an accepted form that were left out and
+// have a default in its schema (MCP 2025-11-25, elicitation).
+func withFormDefaults(answer, params json.RawMessage) (json.RawMessage, error) {
+	v, err := decodeValue(answer)
+	reply, _ := v.(map[string]any)
+	if err != nil || reply["action"] != "accept" {
+		return answer, err
+	}
+	content, _ := reply["content"].(map[string]any)
+	if content == nil {
+		content = map[string]any{}
+	}
+	form, _ := decodeValue(member(member(params, "requestedSchema"), "properties"))
+	fields, _ := form.(map[string]any)
+	for name, f := range fields {
+		field, _ := f.(map[string]any)
+		if d, ok := field["default"]; ok {
+			if _, given := content[name]; !given {
+				content[name] = d
+			}
+		}
+	}
+	reply["content"] = content
+	return appendValue(nil, reply)
+}
+
+// notified takes a notification from the transport. It never blocks.
+func (s *TransportSession) notified(method string, params json.RawMessage) {
+	switch method {
+	case "notifications/tools/list_changed":
+		s.mu.Lock()
+		s.changed = true
+		s.mu.Unlock()
+	case "notifications/progress":
+		token := textMember(params, "progressToken")
+		s.mu.Lock()
+		f := s.progress[token]
+		s.mu.Unlock()
+		var p struct {
+			Progress, Total float64
+			Message         string
+		}
+		if f != nil && json.Unmarshal(params, &p) == nil {
+			s.enqueue(func() { f(Progress{p.Progress, p.Total, p.Message}) })
+		}
+	}
+	if s.o.OnNotification != nil {
+		s.enqueue(func() { s.o.OnNotification(s.cfg.Name, method, params) })
+	}
+}
+
+// enqueue has f called after everything that was enqueued before it. A queue
+// that is full drops f: the server, not the user, decides how much comes.
+func (s *TransportSession) enqueue(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) >= maxQueue || s.closed {
+		s.dropped++
+		return
+	}
+	s.queue = append(s.queue, f)
+	if s.idle == nil {
+		s.idle = make(chan struct{})
+		go s.deliver(s.idle) // ends when the queue is empty; Close waits for it, but not for a user who blocks it
+	}
+}
+
+// deliver calls what is in the queue, in order, until it is empty.
+func (s *TransportSession) deliver(idle chan struct{}) {
+	defer close(idle)
+	for {
+		s.mu.Lock()
+		if len(s.queue) == 0 || s.closed {
+			s.queue, s.idle = nil, nil
+			s.mu.Unlock()
+			return
+		}
+		f := s.queue[0]
+		s.queue = s.queue[1:]
+		s.mu.Unlock()
+		f()
+	}
+}
+
+// beginProgress gives a call a token under which its progress is delivered.
+func (s *TransportSession) beginProgress(f func(Progress)) string {
+	token := "p" + strconv.FormatInt(s.token.Add(1), 10)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress[token] = f
+	return token
+}
+
+// endProgress lets what has arrived before the answer be seen before the call
+// returns, but does not wait long for a slow user.
+func (s *TransportSession) endProgress(ctx context.Context, token string) {
+	seen := make(chan struct{})
+	s.enqueue(func() { close(seen) })
+	s.await(ctx, seen)
+	s.mu.Lock()
+	delete(s.progress, token)
+	s.mu.Unlock()
+}
+
+// await waits for c to be closed, though not for long; a nil c is closed.
+func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
+	if c == nil {
+		return
+	}
+	t := time.NewTimer(handover)
+	defer t.Stop()
+	select {
+	case <-c:
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// watch keeps a stream open on which the server announces changes, if it is to
+// be watched. Up to 2025-11-25, a server may also send its requests there, so
+// that whoever has handlers listens too.
+func (s *TransportSession) watch(ctx context.Context, l *link) {
+	if l.version != version2026 {
+		if t, ok := s.t.(listener); ok && (s.cfg.Watch || len(s.o.Handlers) > 0) {
+			t.listen(ctx, l.version)
+		}
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.cfg.Watch || s.unwatch != nil || s.closed {
+		return
+	}
+	ctx, s.unwatch = context.WithCancel(context.Background())
+	s.wg.Go(func() { s.subscribe(ctx) }) // ends with Close, which waits for it
+}
+
+// subscribe keeps a subscriptions/listen request open (MCP 2026-07-28,
+// subscriptions), and begins another when it ends, less and less eagerly.
+func (s *TransportSession) subscribe(ctx context.Context) {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		b := append([]byte(`{"notifications":{"toolsListChanged":true},"_meta":{`), s.modernMeta()...)
+		b[len(b)-1] = '}'
+		begun := time.Now()
+		_, err := s.t.Call(ctx, &Request{Method: "subscriptions/listen", Params: append(b, '}'), Version: version2026, Stream: true})
+		var re *RPCError
+		if ctx.Err() != nil || errors.As(err, &re) {
+			return // closed, or not offered
+		}
+		if time.Since(begun) > time.Minute {
+			wait = time.Second
+		}
+		s.mu.Lock()
+		s.changed = true // what happened in between was not announced
+		s.mu.Unlock()
+		if s.pause(ctx, "subscriptions/listen", wait/2+rand.N(wait/2)) != nil {
+			return
+		}
+	}
+}

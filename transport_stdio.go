@@ -201,6 +201,9 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	if c == nil {
 		return t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
+	if ctx.Err() != nil { // a pipe with room would take it all the same
+		return t.fault(ctx, req.Method, ReasonCancelled, false, "")
+	}
 	x := &exchange{line: appendNotification(nil, req.Method, req.Params), until: req.Deadline}
 	if len(x.line) > t.cfg.MaxMessageBytes {
 		return t.fault(ctx, req.Method, ReasonLimit, false, "notification over max_message_bytes")
@@ -214,6 +217,14 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 		return c.lost(ctx, req.Method, sent)
 	}
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
+}
+
+// abandon ends a child that no session could be agreed with, so that nothing of
+// it is left although nobody has called Close. The next Open starts another.
+func (t *StdioTransport) abandon() {
+	if c := t.child.Load(); c != nil {
+		c.end(stdioGrace, "the handshake failed")
+	}
 }
 
 // Close ends the child and what it has started: its stdin is closed, after a

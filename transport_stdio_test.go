@@ -22,9 +22,6 @@ import (
 	"time"
 )
 
-// canary stands in whatever the child writes, and must be in no error's text.
-const canary = "cAnArY"
-
 // order is the params of a request to the serving child: the method says what
 // it does, the members how.
 type order struct {
@@ -206,7 +203,7 @@ func doWithin(t testing.TB, tr *StdioTransport, d time.Duration, method string, 
 	params, _ := json.Marshal(o)
 	req := &Request{Method: method, Params: params, Deadline: time.Now().Add(d)}
 	res, err := tr.Call(t.Context(), req)
-	checkText(t, err)
+	noWordOfTheChild(t, err)
 	if err == nil {
 		if err := json.Unmarshal(res, &got); err != nil {
 			t.Errorf("Call(%s) = %.100s, no JSON: %v", method, res, err)
@@ -216,8 +213,8 @@ func doWithin(t testing.TB, tr *StdioTransport, d time.Duration, method string, 
 	return got, err
 }
 
-// checkText fails the test if the server's words are in the error's.
-func checkText(t testing.TB, err error) {
+// noWordOfTheChild fails the test if the server's words are in the error's.
+func noWordOfTheChild(t testing.TB, err error) {
 	t.Helper()
 	if err != nil && strings.Contains(err.Error(), canary) {
 		t.Errorf("error text has the server's words: %v", err)
@@ -233,8 +230,8 @@ func mustEcho(t testing.TB, tr *StdioTransport) {
 	}
 }
 
-// wantFault fails the test unless err is a TransportError like that.
-func wantFault(t testing.TB, err error, why Reason, sent bool) *TransportError {
+// wantChildFault fails the test unless err is a TransportError like that.
+func wantChildFault(t testing.TB, err error, why Reason, sent bool) *TransportError {
 	t.Helper()
 	var e *TransportError
 	if !errors.As(err, &e) || e.Reason != why || e.Sent != sent || !errors.Is(err, why) {
@@ -289,7 +286,7 @@ func TestStdioAnswers(t *testing.T) {
 					t.Errorf("Call() = %v, %#v want RPCError %d", got, err, test.code)
 				}
 			case test.why != "":
-				if e := wantFault(t, err, test.why, true); len(e.Raw) == 0 {
+				if e := wantChildFault(t, err, test.why, true); len(e.Raw) == 0 {
 					t.Error("error has no Raw")
 				}
 			case err != nil || got.Text != "ok":
@@ -329,17 +326,17 @@ func TestStdioLimits(t *testing.T) {
 	}
 	for _, n := range []int{64 << 10, 1 << 20, 32 << 20} {
 		_, err := do(t, tr, "big", order{N: n})
-		wantFault(t, err, ReasonLimit, true)
+		wantChildFault(t, err, ReasonLimit, true)
 		mustEcho(t, tr)
 	}
 	_, err := do(t, tr, "echo", order{Text: strings.Repeat("x", 64<<10)})
-	wantFault(t, err, ReasonLimit, false)
-	checkText(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}))
-	wantFault(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}), ReasonLimit, false)
+	wantChildFault(t, err, ReasonLimit, false)
+	noWordOfTheChild(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}))
+	wantChildFault(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}), ReasonLimit, false)
 
 	// The limit is told before the line ends, which it may never do.
 	_, err = do(t, tr, "endless", order{N: 1 << 20, Text: `{"jsonrpc":"2.0","id":{{id}},"result":"`})
-	wantFault(t, err, ReasonLimit, true)
+	wantChildFault(t, err, ReasonLimit, true)
 	// A line that is nobody's is noise, of whatever length.
 	skipped := tr.Skipped()
 	if _, err := do(t, tr, "endless", order{N: 1 << 20, Text: "\n", List: []string{"\n", `{"jsonrpc":"2.0","id":{{id}},"result":{}}` + "\n"}}); err != nil {
@@ -354,14 +351,14 @@ func TestStdioTimeout(t *testing.T) {
 	tr := openStdio(t, stdioConfig(t), nil, Inbound{})
 	late := tr.late.Load()
 	_, err := doWithin(t, tr, 50*time.Millisecond, "later", order{N: 300})
-	wantFault(t, err, ReasonTimeout, true)
+	wantChildFault(t, err, ReasonTimeout, true)
 	if errors.Is(err, context.DeadlineExceeded) {
 		t.Error("a ceiling of ours looks like the caller's")
 	}
 	_, err = doWithin(t, tr, 20*time.Millisecond, "initialize", order{})
-	wantFault(t, err, ReasonTimeout, true)
+	wantChildFault(t, err, ReasonTimeout, true)
 	_, err = doWithin(t, tr, -time.Second, "never", order{})
-	wantFault(t, err, ReasonTimeout, false)
+	wantChildFault(t, err, ReasonTimeout, false)
 
 	causeErr := errors.New("had enough")
 	ended := []struct {
@@ -387,14 +384,14 @@ func TestStdioTimeout(t *testing.T) {
 		ctx, cancel := test.ctx()
 		_, err := tr.Call(ctx, &Request{Method: "silent"})
 		cancel()
-		wantFault(t, err, ReasonCancelled, true)
+		wantChildFault(t, err, ReasonCancelled, true)
 		for _, is := range test.is {
 			if !errors.Is(err, is) {
 				t.Errorf("%s: errors.Is(%v, %v) = false", test.name, err, is)
 			}
 		}
 		_, err = tr.Call(ctx, &Request{Method: "never"})
-		wantFault(t, err, ReasonCancelled, false)
+		wantChildFault(t, err, ReasonCancelled, false)
 	}
 
 	// By now the late answer has come, and it was nobody's.
@@ -441,11 +438,11 @@ func TestStdioSlots(t *testing.T) {
 		runtime.Gosched()
 	}
 	_, err := doWithin(t, tr, 30*time.Millisecond, "never", order{})
-	wantFault(t, err, ReasonTimeout, false)
+	wantChildFault(t, err, ReasonTimeout, false)
 	short, stop := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer stop()
 	_, err = tr.Call(short, &Request{Method: "never"})
-	wantFault(t, err, ReasonCancelled, false)
+	wantChildFault(t, err, ReasonCancelled, false)
 	cancel()
 	held.Wait()
 	got, err := do(t, tr, "seen", order{})
@@ -483,13 +480,13 @@ func TestStdioNeverReads(t *testing.T) {
 			}
 			start := time.Now()
 			_, err := doWithin(t, tr, 150*time.Millisecond, "echo", order{Text: strings.Repeat("x", 1<<20)})
-			wantFault(t, err, ReasonTimeout, true)
+			wantChildFault(t, err, ReasonTimeout, true)
 			if d := time.Since(start); d > 2*time.Second {
 				t.Errorf("a deadline of 150 ms took %v", d)
 			}
-			wantFault(t, <-waiting, ReasonDisconnected, true)
+			wantChildFault(t, <-waiting, ReasonDisconnected, true)
 			_, err = do(t, tr, "echo", order{})
-			wantFault(t, err, ReasonDisconnected, false)
+			wantChildFault(t, err, ReasonDisconnected, false)
 			if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
 				t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
 			}
@@ -501,7 +498,7 @@ func TestStdioNeverReads(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 			defer cancel()
 			_, err = tr.Call(ctx, &Request{Method: "echo", Params: []byte(`"` + strings.Repeat("x", 1<<20) + `"`)})
-			wantFault(t, err, ReasonCancelled, true)
+			wantChildFault(t, err, ReasonCancelled, true)
 		})
 	}
 }
@@ -518,7 +515,7 @@ func TestStdioFullPipe(t *testing.T) {
 	for err == nil {
 		err = tr.Notify(t.Context(), &Request{Method: "n", Params: pad, Deadline: time.Now().Add(100 * time.Millisecond)})
 	}
-	wantFault(t, err, ReasonTimeout, false)
+	wantChildFault(t, err, ReasonTimeout, false)
 	var calls sync.WaitGroup
 	for range 8 { // one writes, the others wait for their turn
 		calls.Go(func() {
@@ -568,7 +565,7 @@ func TestStdioExit(t *testing.T) {
 			}
 			start := time.Now()
 			_, err := do(t, tr, test.method, test.order)
-			e := wantFault(t, err, ReasonDisconnected, true)
+			e := wantChildFault(t, err, ReasonDisconnected, true)
 			if d := time.Since(start); d > 3*time.Second {
 				t.Errorf("the exit was noticed after %v", d)
 			}
@@ -579,7 +576,7 @@ func TestStdioExit(t *testing.T) {
 				t.Errorf("Raw = %q want %q", e.Raw, want)
 			}
 			_, err = do(t, tr, "echo", order{})
-			wantFault(t, err, ReasonDisconnected, false)
+			wantChildFault(t, err, ReasonDisconnected, false)
 			first := tr.child.Load()
 			if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
 				t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
@@ -682,9 +679,9 @@ func TestStdioClose(t *testing.T) {
 				t.Errorf("second Close() = %v", err)
 			}
 			_, err := tr.Open(t.Context(), Inbound{})
-			wantFault(t, err, ReasonDisconnected, false)
+			wantChildFault(t, err, ReasonDisconnected, false)
 			_, err = do(t, tr, "echo", order{})
-			wantFault(t, err, ReasonDisconnected, false)
+			wantChildFault(t, err, ReasonDisconnected, false)
 		})
 	}
 }
@@ -731,13 +728,13 @@ func TestStdioOpen(t *testing.T) {
 			tr := newStdioTransport(cfg, &Options{})
 			for range 2 {
 				_, err := tr.Open(t.Context(), Inbound{})
-				if e := wantFault(t, err, ReasonUnavailable, false); e.Op != "connect" || e.Err == nil || e.Detail == "" {
+				if e := wantChildFault(t, err, ReasonUnavailable, false); e.Op != "connect" || e.Err == nil || e.Detail == "" {
 					t.Errorf("Open(%q) = %#v", argv, e)
 				}
 			}
 			_, err := do(t, tr, "echo", order{})
-			wantFault(t, err, ReasonDisconnected, false)
-			wantFault(t, tr.Notify(t.Context(), &Request{Method: "n"}), ReasonDisconnected, false)
+			wantChildFault(t, err, ReasonDisconnected, false)
+			wantChildFault(t, tr.Notify(t.Context(), &Request{Method: "n"}), ReasonDisconnected, false)
 			if err := tr.Close(); err != nil {
 				t.Errorf("Close() = %v", err)
 			}
@@ -780,7 +777,7 @@ func TestStdioOpen(t *testing.T) {
 				}
 				tr.child.Load().end(0, "again")
 			} else {
-				wantFault(t, err, ReasonCancelled, false)
+				wantChildFault(t, err, ReasonCancelled, false)
 			}
 		}
 		tr.Close()
@@ -890,15 +887,15 @@ func TestStdioStall(t *testing.T) {
 		other <- err
 	}()
 	_, err := do(t, tr, "raw", order{Text: `{"jsonrpc":"2.0","id":{{id}},"result":{"text":"`})
-	wantFault(t, err, ReasonTimeout, true)
+	wantChildFault(t, err, ReasonTimeout, true)
 	_, err = doWithin(t, tr, 50*time.Millisecond, "raw", order{Text: "the end\"}}\n"})
-	wantFault(t, err, ReasonTimeout, true)
+	wantChildFault(t, err, ReasonTimeout, true)
 	if err := <-other; err != nil {
 		t.Errorf("another call = %v; the stall was not its own", err)
 	}
 	// A line that does not say whose it is holds up everyone.
 	_, err = do(t, tr, "raw", order{Text: `{"jsonrpc":"2.0",`})
-	wantFault(t, err, ReasonTimeout, true)
+	wantChildFault(t, err, ReasonTimeout, true)
 }
 
 func TestStdioNotify(t *testing.T) {

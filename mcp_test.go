@@ -1,0 +1,659 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// vars makes a lookup function of a map.
+func vars(m map[string]string) func(string) (string, bool) {
+	return func(k string) (string, bool) { v, ok := m[k]; return v, ok }
+}
+
+func TestParseConfigs(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		file string
+		env  map[string]string
+		want []Config
+	}{
+		{"a list", `[{"name":"a","command":["x","y"]},{"name":"b","endpoint":"http://h/mcp","required":false,"timeout_seconds":1.5}]`, nil,
+			[]Config{{Name: "a", Command: []string{"x", "y"}}, {Name: "b", Endpoint: "http://h/mcp", Optional: true, CallTimeout: 1500 * time.Millisecond}}},
+		{"required given", `[{"name":"a","command":["x"],"required":true}]`, nil,
+			[]Config{{Name: "a", Command: []string{"x"}}}},
+		{"retry", `[{"name":"a","command":["x"],"retry":{"max_attempts":3,"base_delay_seconds":0.1}}]`, nil,
+			[]Config{{Name: "a", Command: []string{"x"}, Retry: RetryConfig{MaxAttempts: 3, BaseDelay: 100 * time.Millisecond}}}},
+		{"other hosts' form, in its order", `{"mcpServers":{"z":{"command":"npx","args":["-y","p"],"env":{"K":"v"},"cwd":"/d"},"My Server":{"type":"streamable-http","url":"https://h/"},"off":{"command":"x","disabled":true}}}`, nil,
+			[]Config{{Name: "z", Command: []string{"npx", "-y", "p"}, Env: map[string]string{"K": "v"}, Dir: "/d", EnvAllow: hostEnv}, {Name: "My-Server", Transport: "http", Endpoint: "https://h/"}}},
+		{"byte order mark", "\ufeff" + `[{"name":"a","command":["x"]}]`, nil, []Config{{Name: "a", Command: []string{"x"}}}},
+		{"variables", `[{"name":"a","command":["${BIN}","${NONE:-d}","a${BIN}b${X"],"env":{"K":"${BIN}"}}]`, map[string]string{"BIN": "x"},
+			[]Config{{Name: "a", Command: []string{"x", "d", "axb${X"}, Env: map[string]string{"K": "x"}}}},
+		{"environment over file", `[{"name":"my-a","command":["x"],"timeout_seconds":5}]`,
+			map[string]string{"MCP_MY_A_TIMEOUT_SECONDS": "7", "MCP_MY_A_ALLOW": "p, q", "MCP_MY_A_REQUIRED": "false", "MCP_MY_A_RETRY_MAX_ATTEMPTS": "4"},
+			[]Config{{Name: "my-a", Command: []string{"x"}, CallTimeout: 7 * time.Second, Allow: []string{"p", "q"}, Optional: true, Retry: RetryConfig{MaxAttempts: 4}}}},
+		{"a transport from above discards the other's reach", `[{"name":"h","transport":"stdio","command":["uvx","h"],"env_allow":["PATH"]}]`,
+			map[string]string{"MCP_H_TRANSPORT": "http", "MCP_H_ENDPOINT": "http://c/mcp"},
+			[]Config{{Name: "h", Transport: "http", Endpoint: "http://c/mcp"}}},
+		{"and the other way", `[{"name":"h","endpoint":"http://c/mcp","headers":{"X":"y"}}]`, map[string]string{"MCP_H_COMMAND": `["uvx","h"]`},
+			[]Config{{Name: "h", Command: []string{"uvx", "h"}}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ParseConfigs([]byte(tt.file), vars(tt.env))
+			if err != nil {
+				t.Fatalf("ParseConfigs: %v", err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("ParseConfigs = %#v\nwant %#v", fmt.Sprint(got), fmt.Sprint(tt.want))
+			}
+		})
+	}
+}
+
+func TestParseConfigsReportsEveryProblem(t *testing.T) {
+	t.Parallel()
+	file := `[
+	 {"name":"bad name","command":["x"]},
+	 {"name":"a","command":"x","timout_seconds":5,"env":{"SECRET":7}},
+	 {"name":"b","transport":"stdio","endpoint":"http://u:hunter2@h/mcp?token=hunter2"},
+	 {"name":"c","endpoint":"ftp://u:hunter2@h/","headers":{"Mcp-Session-Id":"hunter2"}},
+	 {"name":"d","command":["${NOPE}"]},
+	 {"name":"ok","command":["x"]},
+	 {"name":"ok","command":["x"]},
+	 7
+	]`
+	got, err := ParseConfigs([]byte(file), vars(map[string]string{"MCP_OK_MAX_TOOLS": "many"}))
+	want := []string{
+		`server "bad name": name = "bad name" (file): use letters`,
+		`server "a": command = "x" (file): want a list of texts`,
+		`server "a": env = *** (file): want an object of texts`,
+		`server "a": timout_seconds (file): unknown key; did you mean "timeout_seconds"?`,
+		`server "b": command (file): a stdio server needs an argv`,
+		`server "c": endpoint = "ftp://h/" (file): want an absolute http or https URL`,
+		`server "c": headers = "Mcp-Session-Id" (file): the protocol sets this header itself`,
+		`server "d": command = ["${NOPE}"] (file): variable NOPE is not set; set it, or write ${NOPE:-default}`,
+		`server "ok": max_tools = "many" (environment): want a whole number`,
+		`server "#8" (file): want an object`,
+	}
+	for _, w := range want {
+		if !strings.Contains(fmt.Sprint(err), w) {
+			t.Errorf("no problem %q in\n%v", w, err)
+		}
+	}
+	if strings.Contains(fmt.Sprint(err), "hunter2") {
+		t.Errorf("a secret is shown:\n%v", err)
+	}
+	if len(got) != 0 {
+		t.Errorf("configs with problems were returned: %v", got)
+	}
+	var ce *ConfigError
+	if !errors.As(err, &ce) {
+		t.Errorf("%T is no *ConfigError", err)
+	}
+	for _, bad := range []string{``, `{}`, `[`, `7`, `{"mcpservers":{}}`, `{"mcpServers":[]}`, `[{"name":"a","command":["x"]},{"name":"A","command":["x"]}]`,
+		`[{"name":"a","command":["x"],"connect_timeout_seconds":1e300}]`, `[{"name":"a","command":["x"],"name":"b"}]`, `[{"name":"a","command":["x"],"retry":5}]`, `[{"name":"a"}]`, `[{"name":"a","command":["x"],"timeout":5}]`} {
+		if _, err := ParseConfigs([]byte(bad), nil); err == nil {
+			t.Errorf("ParseConfigs(%s) = nil error", bad)
+		}
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	t.Parallel()
+	good := Config{Name: "a", Command: []string{"x"}}
+	if err := good.Validate(); err != nil {
+		t.Errorf("Validate(%v) = %v", good, err)
+	}
+	bad := Config{Name: "", Command: []string{"x"}, Endpoint: "http://h", Protocol: "1999-01-01", CallTimeout: -1, MaxTools: -1, Arguments: "maybe",
+		Headers: map[string]string{"a b": "", "X": "1\r\n2", "Idempotency-Key": "k"}, Env: map[string]string{"A=B": ""}, Retry: RetryConfig{BaseDelay: 2, MaxDelay: 1}}
+	err := bad.Validate()
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || len(joined.Unwrap()) != 11 {
+		t.Errorf("Validate reports\n%v\nwant 11 problems", err)
+	}
+	if err := (Config{Name: "a", Command: []string{"x"}, BreakerFailures: -1}).Validate(); err != nil {
+		t.Errorf("a negative BreakerFailures is an off switch: %v", err)
+	}
+}
+
+func TestConfigShowsNoSecret(t *testing.T) {
+	t.Parallel()
+	c := Config{Name: "a", Command: []string{"srv", "--token=hunter2"}, Env: map[string]string{"KEY": "hunter2"}}
+	h := Config{Name: "b", Endpoint: "https://u:hunter2@h/mcp?k=hunter2#hunter2", Headers: map[string]string{"Authorization": "hunter2"}}
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "c", c, "h", h)
+	for _, s := range []string{fmt.Sprint(c, h), fmt.Sprintf("%v %+v %#v %s", c, c, c, c), fmt.Sprintf("%v %+v %#v", h, h, h), log.String()} {
+		if strings.Contains(s, "hunter2") || !strings.Contains(s, "a") {
+			t.Errorf("shown as %s", s)
+		}
+	}
+	if want := `mcp.Config{"b" endpoint="https://h/mcp" headers=Authorization}`; h.String() != want {
+		t.Errorf("String() = %s, want %s", h, want)
+	}
+}
+
+// session returns a session over a scripted transport.
+func session(script map[string]any, cfg Config, o *Options) (*TransportSession, *RecordingTransport) {
+	rt := NewRecordingTransport(script)
+	cfg.Name = "s"
+	return NewSession(rt, cfg, o), rt
+}
+
+// methods lists what a transport was asked, in order.
+func methods(rt *RecordingTransport) string {
+	var m []string
+	for _, c := range rt.Calls() {
+		m = append(m, c.Method)
+	}
+	return strings.Join(m, " ")
+}
+
+const modernDiscover = `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"m","version":"2"}}}`
+
+// TestEra walks the decision table for the answer to the probe
+// (MCP 2026-07-28, versioning).
+func TestEra(t *testing.T) {
+	t.Parallel()
+	old := "server/discover initialize notifications/initialized"
+	status := func(code int, r Reason) error { return &TransportError{Reason: r, Status: code, Sent: true} }
+	supported := func(code int, list string) error {
+		return &RPCError{Code: code, Data: json.RawMessage(`{"supported":` + list + `}`)}
+	}
+	tests := []struct {
+		name     string
+		discover any // nil: never asked
+		protocol string
+		want     string // the requests that were made
+		version  string // agreed; "" = an error
+	}{
+		{"modern", json.RawMessage(modernDiscover), "", "server/discover", "2026-07-28"},
+		{"serverInfo at the top", json.RawMessage(`{"supportedVersions":["2026-07-28"],"serverInfo":{"name":"m"}}`), "", "server/discover", "2026-07-28"},
+		{"only an older revision is mutual", json.RawMessage(`{"supportedVersions":["2027-01-01","2025-06-18"]}`), "", old, "2025-06-18"},
+		{"nothing is mutual", json.RawMessage(`{"supportedVersions":["2027-01-01"]}`), "", "server/discover", ""},
+		{"a result without versions", json.RawMessage(`{}`), "", old, "2025-11-25"},
+		{"unsupported, older ones named", supported(-32022, `["2025-03-26"]`), "", old, "2025-03-26"},
+		{"unsupported, none mutual", supported(-32022, `["2030-01-01"]`), "", "server/discover", ""},
+		{"unsupported, no data", &RPCError{Code: -32022}, "", "server/discover", ""},
+		{"header mismatch proves a modern server", &RPCError{Code: -32020}, "", "server/discover", ""},
+		{"missing capability too", &RPCError{Code: -32021}, "", "server/discover", ""},
+		{"method not found", &RPCError{Code: -32601}, "", old, "2025-11-25"},
+		{"invalid params", &RPCError{Code: -32602}, "", old, "2025-11-25"},
+		{"a vendor's code", &RPCError{Code: -32000}, "", old, "2025-11-25"},
+		{"404", status(404, ReasonProtocol), "", old, "2025-11-25"},
+		{"400", status(400, ReasonProtocol), "", old, "2025-11-25"},
+		{"no JSON", status(0, ReasonProtocol), "", old, "2025-11-25"},
+		{"401 without credentials", status(401, ReasonProtocol), "", "server/discover", ""},
+		{"503", status(503, ReasonUnavailable), "", "server/discover", ""},
+		{"429", status(429, ReasonUnavailable), "", "server/discover", ""},
+		{"redirect", status(307, ReasonProtocol), "", "server/discover", ""},
+		{"died of it", status(0, ReasonDisconnected), "", old, "2025-11-25"},
+		{"pinned to an older revision", nil, "2025-06-18", "initialize notifications/initialized", "2025-06-18"},
+		{"pinned to the modern one", json.RawMessage(modernDiscover), "2026-07-28", "server/discover", "2026-07-28"},
+		{"pinned, and discover is missing", &RPCError{Code: -32601}, "2026-07-28", "server/discover", "2026-07-28"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			script := map[string]any{}
+			if tt.discover != nil {
+				script["server/discover"] = tt.discover
+			}
+			s, rt := session(script, Config{Protocol: tt.protocol}, nil)
+			defer s.Close()
+			info, err := s.Initialize(t.Context())
+			if got := methods(rt); got != tt.want {
+				t.Errorf("requests %q, want %q", got, tt.want)
+			}
+			if (err == nil) != (tt.version != "") {
+				t.Fatalf("Initialize: %v", err)
+			}
+			if err == nil && info.Protocol != tt.version {
+				t.Errorf("agreed on %q, want %q", info.Protocol, tt.version)
+			}
+		})
+	}
+}
+
+// TestSilentProbe has a server that ignores the probe, or answers it late: it
+// must not be lost for that.
+func TestSilentProbe(t *testing.T) {
+	t.Parallel()
+	hang := func(ctx context.Context, _ json.RawMessage) (any, error) { <-ctx.Done(); return nil, ctx.Err() }
+	after := func(d time.Duration, v any) func(context.Context, json.RawMessage) (any, error) {
+		return func(ctx context.Context, _ json.RawMessage) (any, error) {
+			select {
+			case <-time.After(d):
+				return v, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	}
+	agreed := map[string]any{"protocolVersion": "2025-11-25", "capabilities": map[string]any{"tools": map[string]any{}}}
+	tests := []struct {
+		name           string
+		discover, init any
+		version        string
+	}{
+		{"ignored for ever", hang, agreed, "2025-11-25"},
+		{"a slow start of an old server", after(20*time.Second, &RPCError{Code: -32601}), after(21*time.Second, agreed), "2025-11-25"},
+		{"a slow start of a modern server", after(20*time.Second, json.RawMessage(modernDiscover)), hang, "2026-07-28"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := session(map[string]any{"server/discover": tt.discover, "initialize": tt.init}, Config{}, nil)
+				info, err := s.Initialize(t.Context())
+				if err != nil || info.Protocol != tt.version {
+					t.Fatalf("Initialize = %+v, %v, want %s", info, err, tt.version)
+				}
+				s.Close()
+			})
+		})
+	}
+}
+
+func TestConnectCeiling(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hang := func(ctx context.Context, _ json.RawMessage) (any, error) { <-ctx.Done(); return nil, ctx.Err() }
+		s, _ := session(map[string]any{"server/discover": hang, "initialize": hang}, Config{ConnectTimeout: 8 * time.Second}, nil)
+		defer s.Close()
+		begun := time.Now()
+		_, err := s.Initialize(t.Context())
+		if !errors.Is(err, ReasonTimeout) || errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 8*time.Second {
+			t.Errorf("after %v: %v, want a timeout after 8s that is not the caller's", time.Since(begun), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := s.Initialize(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ReasonTimeout) {
+			t.Errorf("with a caller who gives up first: %v", err)
+		}
+	})
+}
+
+// TestReconnectOnce has many callers notice one lost connection.
+func TestReconnectOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		starts := 0
+		initialize := func(ctx context.Context, p json.RawMessage) (any, error) {
+			time.Sleep(time.Second) // in the bubble: let the others come
+			mu.Lock()
+			defer mu.Unlock()
+			starts++
+			return map[string]any{"protocolVersion": "2025-11-25", "capabilities": map[string]any{"tools": map[string]any{}}}, nil
+		}
+		s, rt := session(map[string]any{
+			"initialize": initialize,
+			"tools/call": map[string]any{"content": []any{map[string]any{"type": "text", "text": "ok"}}},
+		}, Config{Protocol: "2025-11-25"}, nil)
+		renewed := 0
+		s.onReconnect(func(context.Context) { renewed++ })
+		for want := 1; want <= 3; want++ {
+			var wg sync.WaitGroup
+			for range 32 {
+				wg.Go(func() {
+					if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); err != nil {
+						t.Errorf("CallTool: %v", err)
+					}
+				})
+			}
+			wg.Wait()
+			if starts != want || renewed != want-1 {
+				t.Errorf("%d handshakes and %d renewals, want %d and %d", starts, renewed, want, want-1)
+			}
+			rt.Disconnect()
+		}
+		s.Close()
+	})
+}
+
+// TestReconnectAfterFailedHandshake has the handshake on a new connection fail:
+// the transport does not call it new a second time, and it is due all the same.
+func TestReconnectAfterFailedHandshake(t *testing.T) {
+	t.Parallel()
+	agreed := map[string]any{"protocolVersion": "2025-11-25", "capabilities": map[string]any{"tools": map[string]any{}}}
+	s, rt := session(map[string]any{
+		"initialize": Answers{agreed, ReasonUnavailable, agreed},
+		"tools/call": map[string]any{"content": []any{}},
+	}, Config{Protocol: "2025-11-25"}, nil)
+	defer s.Close()
+	call := func() error {
+		_, err := s.CallTool(t.Context(), &Call{Tool: "x"})
+		return err
+	}
+	if err := call(); err != nil {
+		t.Fatal(err)
+	}
+	rt.Disconnect()
+	if err := call(); !errors.Is(err, ReasonUnavailable) {
+		t.Errorf("with a handshake that fails: %v, want %v", err, ReasonUnavailable)
+	}
+	if err := call(); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+	handshakes := 0
+	for _, c := range rt.Calls() {
+		if c.Method == "initialize" {
+			handshakes++
+		}
+	}
+	if handshakes != 3 {
+		t.Errorf("%d handshakes, want 3", handshakes)
+	}
+}
+
+// TestLeaderGivesUp has the caller who leads the connecting give up: the others
+// must not inherit its cancellation.
+func TestLeaderGivesUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := func(ctx context.Context, p json.RawMessage) (any, error) {
+			select {
+			case <-time.After(2 * time.Second):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			return map[string]any{"protocolVersion": "2025-11-25"}, nil
+		}
+		s, _ := session(map[string]any{"initialize": slow}, Config{Protocol: "2025-11-25"}, nil)
+		defer s.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := s.Initialize(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("the leader: %v", err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			if _, err := s.Initialize(t.Context()); err != nil {
+				t.Errorf("the follower: %v", err)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestListToolsPages(t *testing.T) {
+	t.Parallel()
+	page := func(name, cursor string) json.RawMessage {
+		if cursor != "" {
+			cursor = `,"nextCursor":` + cursor
+		}
+		return json.RawMessage(`{"tools":[{"name":"` + name + `","inputSchema":{"type":"object"}}]` + cursor + `}`)
+	}
+	endless := func(json.RawMessage) (any, error) {
+		endlessPages++
+		return page("t", fmt.Sprintf(`"c%d"`, endlessPages)), nil
+	}
+	tests := []struct {
+		name   string
+		list   any
+		want   string
+		reason Reason
+	}{
+		{"one", page("a", ""), "a", ""},
+		{"null is the end", page("a", "null"), "a", ""},
+		{"an empty cursor is a cursor", Answers{page("a", `""`), page("b", "")}, "a b", ""},
+		{"the same cursor", page("a", `"c"`), "", ReasonProtocol},
+		{"a cycle", Answers{page("a", `"c"`), page("b", `"d"`), page("c", `"c"`)}, "", ReasonProtocol},
+		{"no end", endless, "", ReasonLimit},
+		{"not a list", json.RawMessage(`{"tools":7}`), "", ReasonProtocol},
+		{"an entry that is no tool", json.RawMessage(`{"tools":[7,{"inputSchema":{}},{"name":"a","inputSchema":{}}]}`), "a", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, _ := session(map[string]any{"tools/list": tt.list}, Config{}, nil)
+			defer s.Close()
+			tools, err := s.ListTools(t.Context())
+			if got := strings.Join(names(tools), " "); got != tt.want {
+				t.Errorf("ListTools = %q, want %q", got, tt.want)
+			}
+			if (err != nil) != (tt.reason != "") || err != nil && !errors.Is(err, tt.reason) {
+				t.Errorf("ListTools: %v, want %q", err, tt.reason)
+			}
+		})
+	}
+}
+
+var endlessPages int // of TestListToolsPages, whose cases run in turn
+
+// TestInputRequired answers a result that asks for input
+// (MCP 2026-07-28, multi round-trip requests; protocol example in testdata).
+func TestInputRequired(t *testing.T) {
+	t.Parallel()
+	ask := json.RawMessage(`{"resultType":"input_required","inputRequests":{"ok":{"method":"elicitation/create","params":{"mode":"form","requestedSchema":{"type":"object","properties":{"yes":{"type":"boolean"},"n":{"type":"integer","default":12345678901234567890}}}}}},"requestState":"v1.\u0000é"}`)
+	done := json.RawMessage(`{"resultType":"complete","content":[{"type":"text","text":"deployed"}]}`)
+	handlers := map[string]HandlerFunc{"elicitation/create": func(ctx context.Context, server string, params json.RawMessage) (any, error) {
+		return map[string]any{"action": "accept", "content": map[string]any{"yes": true}}, nil
+	}}
+	tests := []struct {
+		name     string
+		answers  any
+		handlers map[string]HandlerFunc
+		calls    int
+		reason   Reason
+	}{
+		{"one round", Answers{ask, done}, handlers, 2, ""},
+		{"two rounds", Answers{ask, ask, done}, handlers, 3, ""},
+		{"state only", Answers{json.RawMessage(`{"resultType":"input_required","requestState":"s"}`), done}, nil, 2, ""},
+		{"nothing asked", json.RawMessage(`{"resultType":"input_required"}`), handlers, 1, ReasonProtocol},
+		{"not declared", ask, nil, 1, ReasonProtocol},
+		{"without end", ask, handlers, maxRounds + 1, ReasonLimit},
+		{"a type of its own", json.RawMessage(`{"resultType":"task","taskId":"1"}`), handlers, 1, ReasonProtocol},
+		{"no content", json.RawMessage(`{"resultType":"complete"}`), handlers, 1, ReasonProtocol},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, rt := session(map[string]any{"server/discover": json.RawMessage(modernDiscover), "tools/call": tt.answers}, Config{}, &Options{Handlers: tt.handlers})
+			defer s.Close()
+			r, err := s.CallTool(t.Context(), &Call{Tool: "deploy", Arguments: map[string]any{"env": "prod"}})
+			if (err != nil) != (tt.reason != "") || err != nil && !errors.Is(err, tt.reason) {
+				t.Fatalf("CallTool: %v, want %q", err, tt.reason)
+			}
+			if err == nil && r.Text() != "deployed" {
+				t.Errorf("CallTool = %q", r.Text())
+			}
+			var calls []Recorded
+			for _, c := range rt.Calls() {
+				if c.Method == "tools/call" {
+					calls = append(calls, c)
+				}
+			}
+			if len(calls) != tt.calls {
+				t.Fatalf("%d calls, want %d", len(calls), tt.calls)
+			}
+			if tt.name == "one round" {
+				want := `"inputResponses":{"ok":{"action":"accept","content":{"n":12345678901234567890,"yes":true}}},"requestState":"v1.\u0000é"`
+				if !strings.Contains(string(calls[1].Raw), want) || !strings.Contains(string(calls[1].Raw), `"arguments":{"env":"prod"}`) {
+					t.Errorf("second round %s\nlacks %s", calls[1].Raw, want)
+				}
+				if strings.Contains(string(calls[0].Raw), "inputResponses") {
+					t.Errorf("first round %s", calls[0].Raw)
+				}
+			}
+		})
+	}
+}
+
+func TestMetaOfRequests(t *testing.T) {
+	t.Parallel()
+	ok := json.RawMessage(`{"content":[]}`)
+	o := &Options{
+		ClientInfo: ServerInfo{Name: "acme-client", Version: "0.3.0"},
+		Meta: func(context.Context) map[string]any {
+			return map[string]any{"traceparent": "00-1", "io.modelcontextprotocol/protocolVersion": "1"}
+		},
+	}
+	s, rt := session(map[string]any{"tools/call": ok}, Config{}, o)
+	defer s.Close()
+	m, mrt := session(map[string]any{"tools/call": ok, "server/discover": json.RawMessage(modernDiscover)}, Config{}, o)
+	defer m.Close()
+	call := &Call{Tool: "x", IdempotencyKey: "k", Meta: map[string]any{"a": 1, "progressToken": "mine"}}
+	for _, tt := range []struct {
+		s    *TransportSession
+		rt   *RecordingTransport
+		want string
+	}{
+		{s, rt, `{"name":"x","arguments":{},"_meta":{"idempotency-key":"k","a":1,"traceparent":"00-1"}}`},
+		{m, mrt, `{"name":"x","arguments":{},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"acme-client","version":"0.3.0"},"io.modelcontextprotocol/clientCapabilities":{},"idempotency-key":"k","a":1,"traceparent":"00-1"}}`},
+	} {
+		if _, err := tt.s.CallTool(t.Context(), call); err != nil {
+			t.Fatal(err)
+		}
+		calls := tt.rt.Calls()
+		if got := string(calls[len(calls)-1].Raw); got != tt.want {
+			t.Errorf("params %s\nwant   %s", got, tt.want)
+		}
+	}
+}
+
+func TestServerRequests(t *testing.T) {
+	t.Parallel()
+	o := &Options{Handlers: map[string]HandlerFunc{
+		"elicitation/create": func(context.Context, string, json.RawMessage) (any, error) {
+			return map[string]any{"action": "decline"}, nil
+		},
+		"roots/list": func(context.Context, string, json.RawMessage) (any, error) { return nil, errors.New("secret") },
+	}}
+	tests := []struct {
+		method, params, want string
+		code                 int
+	}{
+		{"ping", ``, `{}`, 0},
+		{"elicitation/create", `{"message":"?"}`, `{"action":"decline"}`, 0},
+		{"elicitation/create", `{"mode":"url"}`, ``, -32602},
+		{"sampling/createMessage", `{}`, ``, -32601},
+		{"tasks/get", `{}`, ``, -32601},
+	}
+	s, rt := session(nil, Config{}, o)
+	defer s.Close()
+	if _, err := s.Initialize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range tests {
+		var params any
+		if tt.params != "" {
+			params = json.RawMessage(tt.params)
+		}
+		got, err := rt.SendRequest(t.Context(), tt.method, params)
+		var re *RPCError
+		if string(got) != tt.want || (err != nil) != (tt.code != 0) || err != nil && (!errors.As(err, &re) || re.Code != tt.code) {
+			t.Errorf("%s %s: %s, %v; want %s, %d", tt.method, tt.params, got, err, tt.want, tt.code)
+		}
+	}
+	m, mrt := session(map[string]any{"server/discover": json.RawMessage(modernDiscover)}, Config{}, o)
+	defer m.Close()
+	if _, err := m.Initialize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mrt.SendRequest(t.Context(), "ping", nil); !errors.Is(err, errNoAnswer) {
+		t.Errorf("a request under 2026-07-28: %v, want no answer", err)
+	}
+}
+
+func TestProgressAndNotifications(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var rt *RecordingTransport
+		var seen []string
+		o := &Options{OnNotification: func(server, method string, params json.RawMessage) {
+			seen = append(seen, method)
+		}}
+		script := map[string]any{"tools/call": func(p json.RawMessage) (any, error) {
+			token, _ := decodeValue(member(member(p, "_meta"), "progressToken"))
+			for i := range 5 {
+				rt.SendNotification("notifications/progress", map[string]any{"progressToken": token, "progress": i + 1, "total": 5})
+			}
+			rt.SendNotification("notifications/progress", map[string]any{"progressToken": "other", "progress": 9})
+			rt.SendNotification("notifications/tools/list_changed", nil)
+			return json.RawMessage(`{"content":[]}`), nil
+		}}
+		s, transport := session(script, Config{}, o)
+		rt = transport
+		var got []float64
+		_, err := s.CallTool(t.Context(), &Call{Tool: "x", OnProgress: func(p Progress) {
+			time.Sleep(time.Millisecond)
+			got = append(got, p.Progress)
+		}})
+		if err != nil || !slices.Equal(got, []float64{1, 2, 3, 4, 5}) {
+			t.Errorf("progress %v, %v", got, err)
+		}
+		if !s.stale() {
+			t.Errorf("stale() = false after list_changed")
+		}
+		s.Close()
+		if len(seen) != 7 || seen[6] != "notifications/tools/list_changed" {
+			t.Errorf("notifications %v", seen)
+		}
+	})
+}
+
+// TestSlowListener floods a session whose user does not keep up: the queue is
+// bounded, and Close does not wait for the user.
+func TestSlowListener(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		stuck := make(chan struct{})
+		o := &Options{OnNotification: func(string, string, json.RawMessage) { <-stuck }}
+		s, rt := session(nil, Config{}, o)
+		if _, err := s.Initialize(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 * maxQueue {
+			rt.SendNotification("notifications/message", map[string]any{"data": "x"})
+		}
+		if len(s.queue) > maxQueue || s.dropped < 9*maxQueue-1 {
+			t.Errorf("%d queued, %d dropped", len(s.queue), s.dropped)
+		}
+		begun := time.Now()
+		s.Close()
+		if d := time.Since(begun); d > handover {
+			t.Errorf("Close took %v", d)
+		}
+		close(stuck)
+	})
+}
+
+func TestRequest(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{"resources/read": json.RawMessage(`{"contents":[{"uri":"u","text":"t"}]}`), "x/y": json.RawMessage(`[1]`)}, Config{}, nil)
+	defer s.Close()
+	var out struct{ Contents []struct{ URI, Text string } }
+	if err := s.Request(t.Context(), "resources/read", map[string]string{"uri": "u"}, &out); err != nil || len(out.Contents) != 1 || out.Contents[0].Text != "t" {
+		t.Errorf("Request = %+v, %v", out, err)
+	}
+	calls := rt.Calls()
+	if last := calls[len(calls)-1]; last.Name != "u" || string(last.Raw) != `{"uri":"u"}` {
+		t.Errorf("sent %+v", last)
+	}
+	var raw json.RawMessage
+	if err := s.Request(t.Context(), "x/y", nil, &raw); err != nil || string(raw) != `[1]` {
+		t.Errorf("Request = %s, %v", raw, err)
+	}
+	if err := s.Request(t.Context(), "x/y", nil, &out); !errors.Is(err, ReasonProtocol) {
+		t.Errorf("a result of another shape: %v", err)
+	}
+	if err := s.Request(t.Context(), "x/y", 7, nil); !errors.Is(err, ReasonProtocol) {
+		t.Errorf("params that are no object: %v", err)
+	}
+}
