@@ -60,10 +60,11 @@ type schemaLimits struct {
 }
 
 func (l schemaLimits) withDefaults() schemaLimits {
-	for p, n := range map[*int]int{&l.text: 256 << 10, &l.nesting: 64, &l.depth: 32, &l.nodes: 10_000, &l.branches: 256, &l.values: 4096,
-		&l.hops: 64, &l.patterns: 256, &l.patternText: 1024, &l.patternSize: 10_000, &l.valueNesting: 128, &l.work: 1_000_000, &l.issues: 8} {
-		if *p <= 0 {
-			*p = n
+	fields := [...]*int{&l.text, &l.nesting, &l.depth, &l.nodes, &l.branches, &l.values, &l.hops,
+		&l.patterns, &l.patternText, &l.patternSize, &l.valueNesting, &l.work, &l.issues}
+	for i, n := range [len(fields)]int{256 << 10, 64, 32, 10_000, 256, 4096, 64, 256, 1024, 10_000, 128, 1_000_000, 8} {
+		if *fields[i] <= 0 {
+			*fields[i] = n
 		}
 	}
 	return l
@@ -392,7 +393,7 @@ func (c *compiler) lookup(at place) place {
 	}
 	if strings.HasPrefix(frag, "/") {
 		for token := range strings.SplitSeq(frag[1:], "/") {
-			to, found = c.step(to, strings.NewReplacer("~1", "/", "~0", "~").Replace(token), found)
+			to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"), found)
 		}
 	} else if frag != "" {
 		to, found = c.index[uri+"#"+frag]
@@ -718,6 +719,8 @@ func (t term) names(raw any) (names []string) {
 }
 
 func (t term) properties() {
+	m := as[map[string]any](t, "an object")
+	t.n.props = make([]property, 0, len(m))
 	t.members(func(name string, at place) { t.n.props = append(t.n.props, property{name: name, node: t.sub(at)}) })
 }
 
