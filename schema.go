@@ -249,9 +249,10 @@ func (c *compiler) part(at place, kw, why string, annotation bool) {
 func (c *compiler) compile(raw []byte) *schema {
 	c.bound(len(raw), c.text, "schema-size", "")
 	c.bound(jsonNesting(raw), c.nesting, "schema-depth", "")
-	c.doc, _ = decodeJSON(raw)
-	m, isMap := c.doc.(map[string]any)
-	if _, isBool := c.doc.(bool); !isMap && !isBool {
+	doc, ok := decodeJSON(raw)
+	c.doc = doc
+	m, isMap := doc.(map[string]any)
+	if _, isBool := doc.(bool); !ok || !isMap && !isBool {
 		c.fail("not-json", "", "the schema is no JSON object or boolean")
 	}
 	if d, ok := m["$schema"]; ok {
@@ -653,9 +654,7 @@ func (t term) choice(values []any) *choice {
 	for _, v := range values {
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
-		} else if form := c.canon(nil, v, 0); form != nil {
-			e.forms[string(form)] = true
-		} else {
+		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
 			t.fail("number-range", t.at.ptr, "too many digits")
 		}
 	}
@@ -1095,13 +1094,23 @@ func (c *checker) member(n *node, name string, x any) (ok bool) {
 			ok = c.child(p.node, x, name) && ok
 		}
 	}
-	if n.names != nil && !c.try(n.names, name) {
+	if n.names != nil && !c.named(n.names, name) {
 		ok = c.misnamed(n, name)
 	}
 	if !known && n.additional != nil && !n.open {
 		ok = c.extra(n, "additionalProperties", n.additional, name, x) && ok
 	}
 	return ok
+}
+
+// named is try for a name, which it boxes only if it must.
+func (c *checker) named(n *node, name string) bool {
+	ex := c.ex
+	c.ex = nil
+	ok := n.types&kindString != 0 && c.text(n, name, nil) && (n.enum == nil || n.enum.texts[name]) &&
+		(n.con == nil || n.con.texts[name]) && (!n.inPlace || c.applied(n, name))
+	c.ex = ex
+	return ok && c.left >= 0
 }
 
 // applied checks what applies to x itself.

@@ -439,9 +439,13 @@ func span(low, high int, unit string) string {
 // value shows what was given: its type alone if it is large or must not be shown.
 func (e *explainer) value(x any, typed bool) string {
 	kind := kindOf(x)
-	if !e.quote || kind&(kindObject|kindArray|kindNull) != 0 {
+	if kind == kindInteger {
+		kind = kindNumber
+	}
+	switch {
+	case !e.quote, kind == kindObject, kind == kindArray, kind == kindNull:
 		return kind.String()
-	} else if typed {
+	case typed:
 		return quoteValue(x) + " (" + kind.String() + ")"
 	}
 	return quoteValue(x)
