@@ -214,6 +214,7 @@ type compiler struct {
 	queue    []place          // targets to fill
 	nodes    []*node
 	regexps  map[string]*pattern // nil if not held
+	programs int                 // their sizes together
 	partial  []unchecked
 }
 
@@ -777,8 +778,11 @@ func (t term) regexp(at place, text string) *pattern {
 	if err != nil {
 		t.part(at, t.name, err.Error(), false)
 	}
-	t.regexps[text] = p
+	if t.regexps[text] = p; p != nil {
+		t.programs += p.size
+	}
 	t.bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
+	t.bound(t.programs, 8*t.patternSize, "schema-patterns", at.ptr) // all of them together
 	return p
 }
 

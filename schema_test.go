@@ -1,12 +1,17 @@
 package mcp
 
 import (
+	"bytes"
 	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -14,6 +19,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 const schemaData = "testdata/schema/"
@@ -994,4 +1000,142 @@ func TestFingerprint(t *testing.T) {
 			t.Errorf("schemaDiff(%s, %s) = %s want %s", tt.old, tt.new, got, tt.want)
 		}
 	}
+}
+
+// TestSchemaLeaf holds that the compiler can be copied alone: its files refer
+// to no other of the package.
+func TestSchemaLeaf(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{}
+	unresolved := map[string]token.Position{}
+	fset := token.NewFileSet()
+	for _, name := range []string{"schema.go", "schema_text.go"} {
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Imports {
+			known[path.Base(strings.Trim(d.Path.Value, `"`))] = true
+		}
+		for name := range f.Scope.Objects {
+			known[name] = true
+		}
+		for _, id := range f.Unresolved {
+			unresolved[id.Name] = fset.Position(id.Pos())
+		}
+	}
+	for name, pos := range unresolved {
+		if !known[name] && types.Universe.Lookup(name) == nil {
+			t.Errorf("%s: %s is declared elsewhere", pos, name)
+		}
+	}
+}
+
+// reasons are all that a [SchemaError] may say.
+var reasons = []string{"dialect", "dynamic-ref", "keyword-shape", "not-json", "number-range", "ref-cycle", "ref-depth", "remote-ref", "root-type",
+	"schema-branches", "schema-depth", "schema-enum", "schema-nodes", "schema-patterns", "schema-size", "unchecked", "unresolved-ref", "vocabulary", "x-mcp-header"}
+
+// checkSchemaError holds what every refusal must be.
+func checkSchemaError(t *testing.T, err error) {
+	t.Helper()
+	e, ok := err.(*SchemaError)
+	if !ok || !slices.Contains(reasons, e.Reason) {
+		t.Fatalf("refused with %T %v", err, err)
+	}
+	if len(e.Pointer) > maxPath+8 || len(e.Detail) > 256 || len(e.Error()) > 1<<10 || strings.ContainsAny(e.Error(), "\n\r\x00") {
+		t.Fatalf("an error without bounds: %q %q", e.Pointer, e.Detail)
+	}
+}
+
+// eachSuiteTest calls f for one test of every group of the suite.
+func eachSuiteTest(tb testing.TB, f func(schema, value []byte)) {
+	for _, dir := range []string{"draft2020-12", "draft7", "draft2020-12/optional"} {
+		files, err := filepath.Glob(schemaData + "suite/" + dir + "/*.json")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, file := range files {
+			for _, g := range loadSuite(tb, file) {
+				f(inDialect(g.Schema, dir), g.Tests[len(g.Tests)-1].Data)
+			}
+		}
+	}
+}
+
+func FuzzSchemaCompile(f *testing.F) {
+	eachSuiteTest(f, func(schema, _ []byte) { f.Add(schema, byte(0)) })
+	f.Add([]byte(`{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}`), byte(5))
+	f.Add([]byte(`{"$id":"http://a/b","$defs":{"c":{"$anchor":"d","format":"date"}},"$ref":"b#d"}`), byte(24))
+	f.Fuzz(func(t *testing.T, raw []byte, flags byte) {
+		s, err := compileSchema(raw, schemaOptions{input: flags&1 != 0, anyRoot: flags&2 != 0, headers: flags&4 != 0,
+			assertFormat: flags&8 != 0, strict: flags&16 != 0})
+		if err != nil {
+			checkSchemaError(t, err)
+			return
+		}
+		if len(s.unchecked()) > 30_000 || s.validate(map[string]any{}) == verdictBudget && len(raw) < 1000 && !bytes.Contains(raw, []byte("$ref")) {
+			t.Error("out of bounds")
+		}
+	})
+}
+
+func FuzzSchemaValidate(f *testing.F) {
+	eachSuiteTest(f, func(schema, value []byte) { f.Add(schema, value) })
+	f.Fuzz(func(t *testing.T, raw, value []byte) {
+		s, err := compileSchema(raw, schemaOptions{anyRoot: true, assertFormat: true, schemaLimits: schemaLimits{work: 50_000}})
+		v, ok := decodeJSON(value)
+		if err != nil || !ok {
+			return
+		}
+		before, _ := json.Marshal(v)
+		got := s.validate(v)
+		if again := s.validate(v); again != got && got != verdictBudget && again != verdictBudget {
+			t.Errorf("verdict %d, then %d", got, again)
+		}
+		for _, quote := range []bool{true, false} {
+			issues, more := s.explain(v, quote)
+			if (len(issues) == 0) != (got == verdictValid) && got != verdictBudget {
+				t.Errorf("verdict %d with issues %v", got, issues)
+			}
+			if text := feedback("tool", issues, more); len(text) > maxFeedback || len(issues) > 8 || !utf8.ValidString(text) {
+				t.Errorf("feedback of %d bytes: %q", len(text), text)
+			}
+		}
+		if m, ok := v.(map[string]any); ok {
+			out, changes, ok := s.normalize(m, false)
+			if ok && s.validate(out) != verdictValid || !ok && len(changes) > 0 {
+				t.Errorf("normalize = %v, %v, %t", out, changes, ok)
+			}
+		}
+		if after, _ := json.Marshal(v); !bytes.Equal(before, after) {
+			t.Errorf("the value changed from %s to %s", before, after)
+		}
+	})
+}
+
+func FuzzSchemaPattern(f *testing.F) {
+	eachSuiteTest(f, func(schema, value []byte) {
+		var m struct{ Pattern string }
+		var text string
+		if json.Unmarshal(schema, &m) == nil && m.Pattern != "" && json.Unmarshal(value, &text) == nil {
+			f.Add(m.Pattern, text)
+		}
+	})
+	for _, p := range []string{`[^]`, `[]`, `[\s-x]`, `\u{1F60E}`, `\ud83d\ude0e`, `(?<n>a)\k<n>`, `(a{0,30}){30}`, `[[a]]`, `\cZ\0[\b]`} {
+		f.Add(p, "a")
+	}
+	f.Fuzz(func(t *testing.T, text, s string) {
+		p, err := compilePattern(text, 1024, 10_000)
+		if err != nil {
+			return
+		}
+		if len(text) > 1024 || p.size > 10_000 {
+			t.Fatalf("a pattern of %d bytes and %d instructions", len(text), p.size)
+		}
+		n := node{types: kindAny, maxLength: math.MaxInt, pattern: p}
+		c := checker{left: 1000}
+		if c.text(&n, s, s); c.left >= 0 && len(s)*p.size/64 > 1000 {
+			t.Errorf("%d bytes against %d instructions for %d units", len(s), p.size, 1000-c.left)
+		}
+	})
 }

@@ -719,6 +719,9 @@ func compilePattern(text string, longest, largest int) (*pattern, error) {
 	if err != nil || !ok {
 		return nil, errPattern
 	}
+	if programSize(tree) > 2*largest { // before it is built
+		return nil, errors.New("pattern too large")
+	}
 	prog, err := syntax.Compile(tree.Simplify())
 	if err != nil || len(prog.Inst) > largest {
 		return nil, errors.New("pattern too large")
@@ -728,6 +731,22 @@ func compilePattern(text string, longest, largest int) (*pattern, error) {
 		return nil, errPattern
 	}
 	return &pattern{compiled, text, len(prog.Inst)}, nil
+}
+
+// programSize estimates how many instructions a pattern takes, repeats counted out: that is where a
+// short pattern becomes a large program.
+func programSize(re *syntax.Regexp) int {
+	n := max(1, len(re.Sub))
+	if re.Op == syntax.OpLiteral {
+		n = len(re.Rune)
+	}
+	for _, sub := range re.Sub {
+		n += programSize(sub)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Max, re.Min+1)
+	}
+	return min(n, 1<<20) // and so sums and products of such fit an int
 }
 
 // translatePattern spells an ECMA-262 pattern in RE2's syntax. Look-around and back-references have no
