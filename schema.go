@@ -72,10 +72,11 @@ func (l schemaLimits) withDefaults() schemaLimits {
 
 // Bounds that are not for tuning.
 const (
-	maxDigits   = 400 // digits of a number, and its exponent either way
-	maxInPlace  = 256 // schemas that apply to one value through one another
-	maxQuote    = 64  // bytes of one quoted name or value
-	maxPath     = 256 // bytes of one path
+	maxDigits   = 400     // digits of a number, and its exponent either way
+	maxInPlace  = 256     // schemas that apply to one value through one another
+	maxQuote    = 64      // bytes of one quoted name or value
+	maxPath     = 256     // bytes of one path
+	maxPointer  = 4 << 10 // bytes of a place in a schema, and of a URI
 	maxFeedback = 2 << 10
 )
 
@@ -137,8 +138,9 @@ type node struct {
 	enum, con                                        *choice
 	minLength, maxLength                             int
 	pattern                                          *pattern
-	formatName                                       string // one we know, asserted or not
-	format                                           func(string) bool
+	formatName                                       string   // one we know, asserted or not
+	format                                           *pattern // its grammar, if asserted, and what that leaves open
+	check                                            func(string) bool
 	bounded                                          bool // whether any of these is set
 	min, max, above, below, step                     *decimal
 	minItems, maxItems                               int
@@ -197,7 +199,8 @@ func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 		}
 	}()
 	o.schemaLimits = o.withDefaults()
-	c := &compiler{schemaOptions: o, keywords: keywords, memo: map[string]*node{}, regexps: map[string]*pattern{}}
+	c := &compiler{schemaOptions: o, keywords: keywords, memo: map[string]*node{},
+		regexps: map[string]*pattern{}, grammars: map[string]*pattern{}}
 	return c.compile(raw), nil
 }
 
@@ -215,6 +218,7 @@ type compiler struct {
 	nodes    []*node
 	regexps  map[string]*pattern // nil if not held
 	programs int                 // their sizes together
+	grammars map[string]*pattern // of formats
 	partial  []unchecked
 }
 
@@ -225,7 +229,11 @@ type place struct {
 	depth     int    // schemas around it
 }
 
+// to steps down the document, while the way there is of a length that can be told.
 func (p place) to(raw any, token string) place {
+	if len(p.ptr) > maxPointer {
+		panic(&SchemaError{"schema-size", cut(p.ptr, maxPath), "the names around it are too long"})
+	}
 	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
@@ -295,7 +303,7 @@ func (c *compiler) newNode(at place) *node {
 	c.bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
 	c.bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
-	n := &node{path: at.ptr, types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cut(at.ptr, maxPath), types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
 	return n
 }
@@ -369,8 +377,12 @@ func (c *compiler) ref(from place) *node {
 		to := c.lookup(at)
 		m, _ := to.raw.(map[string]any)
 		next, more := m["$ref"]
-		if !more || !c.draft7 && len(m) > 1 {
-			return c.target(to)
+		if n := c.memo[to.ptr]; n != nil || !more || !c.draft7 && len(m) > 1 {
+			n = c.target(to)
+			for _, ptr := range seen { // nobody need go this way again
+				c.memo[ptr] = n
+			}
+			return n
 		}
 		if slices.Contains(seen, to.ptr) {
 			c.fail("ref-cycle", from.ptr, "the reference leads back to itself")
@@ -440,7 +452,7 @@ func (c *compiler) scan(at place) {
 // resolveURI resolves a reference. What is no URI resolves to one that no index has.
 func resolveURI(base, ref string) (uri, fragment string) {
 	b, err := url.Parse(base)
-	if err != nil {
+	if err != nil || len(base)+len(ref) > maxPointer {
 		return "\x00", ""
 	}
 	u, err := b.Parse(ref)
@@ -673,8 +685,12 @@ func (t term) format() {
 	}
 	if known && t.assertFormat {
 		t.n.rules++
-		re := regexp.MustCompile("^(?:" + f.grammar + ")$")
-		t.n.format = func(s string) bool { return re.MatchString(s) && (f.check == nil || f.check(s)) }
+		t.n.check = f.check
+		re := "^(?:" + f.grammar + ")$"
+		if t.grammars[re] == nil {
+			t.grammars[re] = &pattern{regexp.MustCompile(re), re, programSize(re)}
+		}
+		t.n.format = t.grammars[re]
 	}
 }
 
@@ -725,13 +741,18 @@ func (t term) properties() {
 }
 
 func (t term) required() { // after properties, by name
-	for _, name := range t.names(t.at.raw) {
-		i, found := t.n.find(name)
-		if !found {
-			t.n.props = slices.Insert(t.n.props, i, property{name: name})
+	names := t.names(t.at.raw)
+	slices.Sort(names)
+	var undeclared []property
+	for _, name := range slices.Compact(names) {
+		if i, found := t.n.find(name); found {
+			t.n.props[i].required = true
+		} else {
+			undeclared = append(undeclared, property{name: name, required: true})
 		}
-		t.n.props[i].required = true
 	}
+	t.n.props = append(t.n.props, undeclared...)
+	slices.SortFunc(t.n.props, func(p, q property) int { return cmp.Compare(p.name, q.name) })
 }
 
 func (n *node) find(name string) (int, bool) {
@@ -925,7 +946,7 @@ func (c *checker) text(n *node, v string, x any) bool {
 		return c.miss(n, "maxLength", x)
 	case n.pattern != nil && !c.match(n.pattern, v):
 		return c.miss(n, "pattern", x)
-	case n.format != nil && !n.format(v):
+	case n.format != nil && !(c.match(n.format, v) && (n.check == nil || n.check(v))):
 		return c.miss(n, "format", x)
 	}
 	return true
@@ -1055,9 +1076,11 @@ func (c *checker) object(n *node, v map[string]any, x any) (ok bool) {
 	if n.each && (known < len(v) || n.patterns != nil || n.names != nil) {
 		ok = c.members(n, v) && ok
 	}
+	c.left -= len(n.needs) >> 2
 	for i := 0; i < len(n.needs) && (ok || !c.ended()); i++ {
 		d := &n.needs[i]
 		if _, has := v[d.name]; has {
+			c.left -= len(d.names) >> 2
 			ok = (d.node == nil || c.check(d.node, v)) && ok
 			for _, name := range d.names {
 				if _, has := v[name]; !has {
@@ -1080,6 +1103,7 @@ func (c *checker) members(n *node, v map[string]any) (ok bool) {
 		}
 		return true
 	}
+	c.left -= len(v)
 	for _, name := range keysOf(v) {
 		ok = c.member(n, name, v[name]) && ok
 	}

@@ -291,15 +291,18 @@ func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool 
 		return c.note(n, kw, "", "", "")
 	}
 	var known []string
-	for _, p := range n.props {
-		if c.left -= 4; p.node != nil && similar(name, p.name) {
-			return c.note(n, kw, name, "did you mean "+quoteText(p.name)+"?", "")
-		} else if p.node != nil {
-			known = append(known, quoteText(p.name))
+	for i := 0; i < len(n.props) && c.left >= 0; i++ {
+		p := &n.props[i]
+		if p.node == nil {
+			continue
 		}
+		if c.left -= 1 + len(name)*len(p.name)>>5; similar(name, p.name) {
+			return c.note(n, kw, name, "did you mean "+quoteText(p.name)+"?", "")
+		}
+		known = append(known, p.name)
 	}
 	if len(known) > 0 {
-		return c.note(n, kw, name, "known: "+listText(known, 12), "")
+		return c.note(n, kw, name, "known: "+listText(len(known), 12, func(i int) string { return quoteText(known[i]) }), "")
 	}
 	return c.note(n, kw, name, "", "")
 }
@@ -317,12 +320,12 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
 	}
 	as := ex.as
-	if hit, tag, values := nearTag(near, x); hit != nil {
+	if hit, tag, values := c.nearTag(near, x); hit != nil {
 		if near = []*node{hit}; ex.quote {
 			as += "(as " + quoteText(tag) + ") "
 		}
 	} else if len(values) > 0 && ex.quote {
-		return c.note(n, kw, tag, "one of "+listText(values, 16), ex.value(x.(map[string]any)[tag], false))
+		return c.note(n, kw, tag, "one of "+listValues(values), ex.value(x.(map[string]any)[tag], false))
 	}
 	var best *explainer
 	for i := 0; i < len(near) && c.left >= 0; i++ {
@@ -340,7 +343,7 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 
 // nearTag finds the branch whose tag, a property with a const or an enum, has the value that x has. If
 // no branch has it, tag is the name of the first tag that x has, and values are those it may have.
-func nearTag(group []*node, x any) (hit *node, tag string, values []string) {
+func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values []any) {
 	m, _ := x.(map[string]any)
 	for _, s := range group {
 		for len(s.all) == 1 && s.props == nil {
@@ -348,7 +351,7 @@ func nearTag(group []*node, x any) (hit *node, tag string, values []string) {
 		}
 		for _, p := range s.props {
 			got, given := m[p.name].(string)
-			if !given || p.node == nil || cmp.Or(p.node.con, p.node.enum) == nil {
+			if c.left--; !given || p.node == nil || cmp.Or(p.node.con, p.node.enum) == nil {
 				continue
 			}
 			e := cmp.Or(p.node.con, p.node.enum)
@@ -356,18 +359,11 @@ func nearTag(group []*node, x any) (hit *node, tag string, values []string) {
 				return s, got, nil
 			}
 			if tag = cmp.Or(tag, p.name); tag == p.name {
-				values = append(values, e.quoted()...)
+				values = append(values, e.values...)
 			}
 		}
 	}
 	return nil, tag, values
-}
-
-func (e *choice) quoted() (values []string) {
-	for _, v := range e.values {
-		values = append(values, quoteValue(v))
-	}
-	return values
 }
 
 // phrase words what a keyword wants and what it got.
@@ -399,13 +395,16 @@ func (e *explainer) phrase(n *node, kw string, x any) (want, got string) {
 
 // wants describes what a node takes: its choices, or its types with their bounds.
 func (e *explainer) wants(n *node) string {
-	if ch := cmp.Or(n.con, n.enum); ch != nil {
-		if values := ch.quoted(); e.quote && len(values) == 1 {
-			return values[0]
-		} else if e.quote {
-			return "one of " + listText(values, 16)
-		}
+	switch {
+	case n.con == nil && n.enum == nil:
+	case !e.quote:
 		return "one of the allowed values"
+	case n.con != nil:
+		return quoteValue(n.con.values[0])
+	case len(n.enum.values) == 1:
+		return quoteValue(n.enum.values[0])
+	default:
+		return "one of " + listValues(n.enum.values)
 	}
 	s, and := n.types.String(), " "
 	if n.types == kindAny {
@@ -579,6 +578,7 @@ func (r *repairer) branch(group []*node, x any, path string) any {
 // reread reads text as the value that n wants in its place.
 func (r *repairer) reread(n *node, text string) (y any, what string) {
 	if n.admits&kindString == 0 {
+		r.left -= len(text) >> 2 // decoding costs more than looking
 		y, ok := decodeJSON([]byte(text))
 		kind := kindOf(y)
 		exact := len(text) <= 16 && text == strings.TrimSpace(text) // beyond 15 digits, readers differ
@@ -719,29 +719,37 @@ func compilePattern(text string, longest, largest int) (*pattern, error) {
 	if err != nil || !ok {
 		return nil, errPattern
 	}
-	if programSize(tree) > 2*largest { // before it is built
-		return nil, errors.New("pattern too large")
-	}
-	prog, err := syntax.Compile(tree.Simplify())
-	if err != nil || len(prog.Inst) > largest {
+	if countedOut(tree) > 2*largest || programSize(re) > largest {
 		return nil, errors.New("pattern too large")
 	}
 	compiled, err := regexp.Compile(re)
 	if err != nil {
 		return nil, errPattern
 	}
-	return &pattern{compiled, text, len(prog.Inst)}, nil
+	return &pattern{compiled, text, programSize(re)}, nil
 }
 
-// programSize estimates how many instructions a pattern takes, repeats counted out: that is where a
-// short pattern becomes a large program.
-func programSize(re *syntax.Regexp) int {
+// programSize returns how many instructions a pattern takes.
+func programSize(re string) int {
+	tree, err := syntax.Parse(re, syntax.Perl)
+	if err != nil {
+		return 0
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return math.MaxInt
+	}
+	return len(prog.Inst)
+}
+
+// countedOut estimates that size before a program is built, since a short pattern may count far.
+func countedOut(re *syntax.Regexp) int {
 	n := max(1, len(re.Sub))
 	if re.Op == syntax.OpLiteral {
 		n = len(re.Rune)
 	}
 	for _, sub := range re.Sub {
-		n += programSize(sub)
+		n += countedOut(sub)
 	}
 	if re.Op == syntax.OpRepeat {
 		n *= max(re.Max, re.Min+1)
@@ -753,6 +761,7 @@ func programSize(re *syntax.Regexp) int {
 // spelling there.
 func translatePattern(p string) (re string, ok bool) {
 	class := false
+	var b strings.Builder
 	for i := 0; i < len(p); {
 		rest, out, n := p[i:], p[i:i+1], 1
 		switch group := strings.HasPrefix(rest, "(?") && !class; {
@@ -778,10 +787,10 @@ func translatePattern(p string) (re string, ok bool) {
 			group && !strings.HasPrefix(rest, "(?<") && !strings.HasPrefix(rest, "(?:"):
 			return "", false
 		}
-		re += out
+		b.WriteString(out)
 		i += n
 	}
-	return re, true
+	return b.String(), true
 }
 
 // translateEscape translates the escape that p begins with, n bytes of it; none if RE2 would give it a
@@ -862,7 +871,7 @@ var formats = map[string]struct {
 	"ipv6":          {"2001:db8::1", `[0-9A-Fa-f:.]+`, func(s string) bool { a, _ := netip.ParseAddr(s); return a.Is6() }},
 	"hostname":      {"example.com", reHost, func(s string) bool { return len(s) <= 253 }},
 	"json-pointer":  {"/a/0", `(/([^~/]|~[01])*)*`, nil},
-	"regex":         {"^a+$", `(?s).*`, isRegexp},
+	"regex":         {"^a+$", `(?s:.{0,1000})`, isRegexp}, // a long program, for what the check costs
 }
 
 func isDate(s string) bool {
@@ -1051,15 +1060,19 @@ func quoteValue(x any) string {
 	return kindOf(x).String()
 }
 
-// listText joins what there is room for, and counts the rest.
-func listText(items []string, most int) (s string) {
-	for i, item := range items {
-		if i == most || len(s)+len(item) > 512 {
-			return fmt.Sprintf("%s, … (%d more)", s[2:], len(items)-i)
+// listText joins those of n items that there is room for, and counts the others.
+func listText(n, most int, item func(i int) string) (s string) {
+	for i := range n {
+		if i == most || len(s) > 448 {
+			return fmt.Sprintf("%s, … (%d more)", s[2:], n-i)
 		}
-		s += ", " + item
+		s += ", " + item(i)
 	}
 	return strings.TrimPrefix(cmp.Or(s, "nothing at all"), ", ")
+}
+
+func listValues(values []any) string {
+	return listText(len(values), 16, func(i int) string { return quoteValue(values[i]) })
 }
 
 // similar reports whether b is likely what a was meant to be: within two edits, but not half of it,
