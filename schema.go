@@ -92,19 +92,11 @@ const (
 	kindString
 	kindArray
 	kindObject
-	kindAny kinds = 1<<iota - 1
+	kindAny     kinds = 1<<iota - 1
+	kindNumeric       = kindInteger | kindNumber
 )
 
 var kindNames = [...]string{"null", "boolean", "integer", "number", "string", "array", "object"}
-
-func (k kinds) String() (s string) {
-	for i := len(kindNames) - 1; i >= 0; i-- { // null is said last
-		if bit := kinds(1) << i; k&bit != 0 && (bit != kindInteger || k&kindNumber == 0) {
-			s += " or " + kindNames[i]
-		}
-	}
-	return strings.TrimPrefix(s, " or ")
-}
 
 // A schema is compiled. It does not change and may be shared.
 type schema struct {
@@ -179,13 +171,14 @@ type dependency struct {
 // A choice is an enum or a const: its values, the texts among them, and canonical forms of the others.
 type choice struct {
 	values       []any
+	kinds        kinds // of the values; a number is of both kinds
 	texts, forms map[string]bool
 }
 
 type pattern struct {
 	*regexp.Regexp
-	text string
-	size int // instructions
+	text         string
+	size, weight int // instructions; and what it took to compile them
 }
 
 // compileSchema compiles a schema. The error is a [*SchemaError].
@@ -217,7 +210,7 @@ type compiler struct {
 	queue    []place          // targets to fill
 	nodes    []*node
 	regexps  map[string]*pattern // nil if not held
-	programs int                 // their sizes together
+	programs int                 // their weights together
 	grammars map[string]*pattern // of formats
 	partial  []unchecked
 }
@@ -366,7 +359,10 @@ func (c *compiler) enter(m map[string]any, at place) string {
 	if d, ok := m["$schema"]; ok && at.ptr != "" && c.dialect(d, at.ptr) != c.draft7 {
 		c.fail("dialect", at.ptr+"/$schema", "another dialect inside the document")
 	}
-	uri, _ := resolveURI(at.base, id)
+	uri, _, ok := resolveURI(at.base, id)
+	if !ok {
+		c.fail("keyword-shape", at.ptr+"/$id", "want a URI")
+	}
 	return uri
 }
 
@@ -400,9 +396,9 @@ func (c *compiler) lookup(at place) place {
 		c.index = map[string]place{"": {raw: c.doc}}
 		c.scan(place{raw: c.doc})
 	}
-	uri, frag := resolveURI(at.base, text)
+	uri, frag, ok := resolveURI(at.base, text)
 	to, found := c.index[uri]
-	if !found {
+	if !found || !ok {
 		c.fail("remote-ref", at.ptr, "not in this document: "+quoteText(text))
 	}
 	if strings.HasPrefix(frag, "/") {
@@ -449,18 +445,20 @@ func (c *compiler) scan(at place) {
 	}
 }
 
-// resolveURI resolves a reference. What is no URI resolves to one that no index has.
-func resolveURI(base, ref string) (uri, fragment string) {
+func resolveURI(base, ref string) (uri, fragment string, ok bool) {
+	if fragment, ok = strings.CutPrefix(ref, "#"); ok && !strings.Contains(fragment, "%") {
+		return base, fragment, true
+	}
 	b, err := url.Parse(base)
 	if err != nil || len(base)+len(ref) > maxPointer {
-		return "\x00", ""
+		return "", "", false
 	}
 	u, err := b.Parse(ref)
 	if err != nil {
-		return "\x00", ""
+		return "", "", false
 	}
 	fragment, u.Fragment, u.RawFragment = u.Fragment, "", ""
-	return u.String(), fragment
+	return u.String(), fragment, true
 }
 
 // measure computes how high a node is in place, and refuses a cycle: a schema that asks about the same
@@ -483,6 +481,11 @@ func (c *compiler) measure(n *node) int {
 	}
 	n.height = high + 1
 	c.bound(n.height, maxInPlace, "ref-depth", n.path)
+	for _, e := range []*choice{n.enum, n.con} {
+		if e != nil {
+			n.admits &= e.kinds
+		}
+	}
 	for _, s := range n.all {
 		n.admits &= s.admits
 	}
@@ -492,13 +495,6 @@ func (c *compiler) measure(n *node) int {
 		}
 	}
 	return n.height
-}
-
-func admitted(group []*node) (k kinds) {
-	for _, s := range group {
-		k |= s.admits
-	}
-	return k
 }
 
 // A term is one keyword of the schema object m, to be compiled into n.
@@ -654,7 +650,7 @@ func (t term) types() {
 		i := slices.Index(kindNames[:], name)
 		t.want(i >= 0, "the name of a JSON type")
 		if t.n.types |= 1 << i; name == "number" {
-			t.n.types |= kindInteger
+			t.n.types |= kindNumeric
 		}
 	}
 	t.want(len(list) > 0, "at least one type")
@@ -662,9 +658,12 @@ func (t term) types() {
 
 func (t term) choice(values []any) *choice {
 	t.bound(len(values), t.values, "schema-enum", t.at.ptr)
-	e := &choice{values, map[string]bool{}, map[string]bool{}}
+	e := &choice{values, 0, map[string]bool{}, map[string]bool{}}
 	c := checker{left: math.MaxInt, deepest: t.nesting}
 	for _, v := range values {
+		if e.kinds |= kindOf(v); e.kinds&kindNumeric != 0 {
+			e.kinds |= kindNumeric
+		}
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
 		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
@@ -688,7 +687,7 @@ func (t term) format() {
 		t.n.check = f.check
 		re := "^(?:" + f.grammar + ")$"
 		if t.grammars[re] == nil {
-			t.grammars[re] = &pattern{regexp.MustCompile(re), re, programSize(re)}
+			t.grammars[re], _ = newPattern(re, re, t.patternSize)
 		}
 		t.n.format = t.grammars[re]
 	}
@@ -800,10 +799,10 @@ func (t term) regexp(at place, text string) *pattern {
 		t.part(at, t.name, err.Error(), false)
 	}
 	if t.regexps[text] = p; p != nil {
-		t.programs += p.size
+		t.programs += p.weight
 	}
 	t.bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
-	t.bound(t.programs, 8*t.patternSize, "schema-patterns", at.ptr) // all of them together
+	t.bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
 	return p
 }
 
@@ -925,9 +924,9 @@ func (c *checker) check(n *node, x any) (ok bool) {
 		return c.miss(n, "type", x)
 	case !ok && c.ended():
 		return false
-	case n.enum != nil && !c.among(n.enum, x):
+	case n.enum != nil && (n.enum.kinds&kind == 0 || !c.among(n.enum, x)):
 		return c.miss(n, "enum", x)
-	case n.con != nil && !c.among(n.con, x):
+	case n.con != nil && (n.con.kinds&kind == 0 || !c.among(n.con, x)):
 		return c.miss(n, "const", x)
 	case n.inPlace && !c.applied(n, x):
 		return false

@@ -469,6 +469,48 @@ func TestSchemaHostile(t *testing.T) {
 	}
 }
 
+// TestSchemaHostileCompile compiles, or refuses, what is made to be slow to
+// compile. It prints the times; what bounds them is in the table of refusals.
+func TestSchemaHostileCompile(t *testing.T) {
+	t.Parallel()
+	list := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format+",", i)
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}
+	name := strings.Repeat("n", 100_000)
+	var row strings.Builder
+	for i := range 60 {
+		fmt.Fprintf(&row, `"d%d":{"$ref":"#/$defs/d%d"},`, i, i+1)
+	}
+	for _, tt := range []struct{ name, schema, reason string }{
+		{"a long row from everywhere", `{"$defs":{` + row.String() + `"d60":true},"properties":{` + list(5000, `"%d":{"$ref":"#/$defs/d0"}`) + `}}`, ""},
+		{"a long name around many", `{"properties":{"` + name + `":{"properties":{` + list(5000, `"%d":{}`) + `}}}}`, "schema-size"},
+		{"a long name around many definitions", `{"$ref":"#/x","x":true,"$defs":{"` + name + `":{"$defs":{` + list(10000, `"%d":{}`) + `}}}}`, "schema-size"},
+		{"many required", `{"required":[` + list(20000, `"%d"`) + `]}`, ""},
+		{"many dependencies", `{"dependentRequired":{` + list(10000, `"%d":["a"]`) + `}}`, ""},
+		{"many classes", `{"anyOf":[` + list(200, `{"pattern":"%d`+strings.Repeat(`\\p{L}`, 160)+`"}`) + `]}`, "schema-patterns"},
+		{"many counts", `{"anyOf":[` + list(200, `{"pattern":"%da{1000}"}`) + `]}`, "schema-patterns"},
+		{"long base", `{"$id":"http://a/` + name + `","properties":{` + list(5000, `"%d":{"$ref":"x"}`) + `}}`, "keyword-shape"},
+		{"many resources", `{"$ref":"#/$defs/0","$defs":{` + list(5000, `"%[1]d":{"$id":"http://a/%[1]d"}`) + `}}`, ""},
+		{"many properties", `{"properties":{` + list(9000, `"%d":{"type":"string"}`) + `}}`, ""},
+		{"many unions", `{"anyOf":[` + list(90, `{"minLength":%d,"oneOf":[`+list(90, `{"minimum":%d}`)+`]}`) + `]}`, ""},
+		{"many formats", `{"properties":{` + list(6000, `"%d":{"format":"uri"}`) + `}}`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			start := time.Now()
+			_, err := compileSchema([]byte(tt.schema), schemaOptions{anyRoot: true, assertFormat: true})
+			t.Logf("%d bytes in %v", len(tt.schema), time.Since(start))
+			if got := refusal(err); got != tt.reason {
+				t.Errorf("refused for %q, want %q: %+v", got, tt.reason, err)
+			}
+		})
+	}
+}
+
 // TestSchemaFeedback is what a model reads, one issue a line.
 func TestSchemaFeedback(t *testing.T) {
 	t.Parallel()

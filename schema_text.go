@@ -341,6 +341,13 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 	return false
 }
 
+func admitted(group []*node) (k kinds) {
+	for _, s := range group {
+		k |= s.admits
+	}
+	return k
+}
+
 // nearTag finds the branch whose tag, a property with a const or an enum, has the value that x has. If
 // no branch has it, tag is the name of the first tag that x has, and values are those it may have.
 func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values []any) {
@@ -714,47 +721,50 @@ func compilePattern(text string, longest, largest int) (*pattern, error) {
 	if len(text) > longest {
 		return nil, errors.New("pattern too long")
 	}
-	re, ok := translatePattern(text)
+	if re, ok := translatePattern(text); ok {
+		return newPattern(re, text, largest)
+	}
+	return nil, errPattern
+}
+
+// newPattern compiles re, RE2's spelling of text, if the program is not too large.
+func newPattern(re, text string, largest int) (*pattern, error) {
 	tree, err := syntax.Parse(re, syntax.Perl)
-	if err != nil || !ok {
+	if err != nil {
 		return nil, errPattern
 	}
-	if countedOut(tree) > 2*largest || programSize(re) > largest {
+	size, ranges := countedOut(tree) // before a program is built: a short pattern may count far
+	if size > 2*largest {
+		return nil, errors.New("pattern too large")
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil || len(prog.Inst) > largest {
 		return nil, errors.New("pattern too large")
 	}
 	compiled, err := regexp.Compile(re)
 	if err != nil {
 		return nil, errPattern
 	}
-	return &pattern{compiled, text, programSize(re)}, nil
+	return &pattern{compiled, text, len(prog.Inst), len(prog.Inst) + ranges/4}, nil
 }
 
-// programSize returns how many instructions a pattern takes.
-func programSize(re string) int {
-	tree, err := syntax.Parse(re, syntax.Perl)
-	if err != nil {
-		return 0
-	}
-	prog, err := syntax.Compile(tree.Simplify())
-	if err != nil {
-		return math.MaxInt
-	}
-	return len(prog.Inst)
-}
-
-// countedOut estimates that size before a program is built, since a short pattern may count far.
-func countedOut(re *syntax.Regexp) int {
-	n := max(1, len(re.Sub))
-	if re.Op == syntax.OpLiteral {
-		n = len(re.Rune)
+// countedOut estimates the size of a program, and counts the ranges of characters in its classes.
+func countedOut(re *syntax.Regexp) (size, ranges int) {
+	size = max(1, len(re.Sub))
+	switch re.Op {
+	case syntax.OpLiteral:
+		size = len(re.Rune)
+	case syntax.OpCharClass:
+		ranges = len(re.Rune) / 2
 	}
 	for _, sub := range re.Sub {
-		n += countedOut(sub)
+		s, r := countedOut(sub)
+		size, ranges = size+s, ranges+r
 	}
 	if re.Op == syntax.OpRepeat {
-		n *= max(re.Max, re.Min+1)
+		size *= max(re.Max, re.Min+1)
 	}
-	return min(n, 1<<20) // and so sums and products of such fit an int
+	return min(size, 1<<20), ranges // and so sums and products of such fit an int
 }
 
 // translatePattern spells an ECMA-262 pattern in RE2's syntax. Look-around and back-references have no
@@ -979,6 +989,15 @@ func kindOf(x any) kinds {
 		return d.kind()
 	}
 	return kindNull
+}
+
+func (k kinds) String() (s string) {
+	for i := len(kindNames) - 1; i >= 0; i-- { // null is said last
+		if bit := kinds(1) << i; k&bit != 0 && (bit != kindInteger || k&kindNumber == 0) {
+			s += " or " + kindNames[i]
+		}
+	}
+	return strings.TrimPrefix(s, " or ")
 }
 
 func keysOf(m map[string]any) []string {
