@@ -882,12 +882,12 @@ func (c *checker) stop(fault string) bool {
 // ended reports whether a misfit settles the matter.
 func (c *checker) ended() bool { return c.ex == nil || c.ex.more || c.left < 0 }
 
-// try checks without explaining.
+// try checks without explaining. A check that fails may end anywhere, so the depth is put back.
 func (c *checker) try(n *node, x any) bool {
-	ex := c.ex
+	ex, depth := c.ex, c.depth
 	c.ex = nil
 	ok := c.check(n, x)
-	c.ex = ex
+	c.ex, c.depth = ex, depth
 	return ok && c.left >= 0
 }
 
@@ -962,11 +962,15 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 	if n.types == kindAny && !n.bounded {
 		return kindNumber, true
 	}
+	c.left -= len(text) >> 6
 	d, ok := parseDecimal(text)
 	if !ok {
 		return kindAny, c.stop("number-range")
 	}
 	kind, kw := d.kind(), ""
+	if n.step != nil {
+		c.left -= (len(text) + max(0, d.low-n.step.low)) >> 3 // digits to divide
+	}
 	switch {
 	case n.types&kind == 0 || !n.bounded:
 		return kind, true
@@ -1132,11 +1136,11 @@ func (c *checker) member(n *node, name string, x any) (ok bool) {
 
 // named is try for a name, which it boxes only if it must.
 func (c *checker) named(n *node, name string) bool {
-	ex := c.ex
+	ex, depth := c.ex, c.depth
 	c.ex = nil
 	ok := n.types&kindString != 0 && c.text(n, name, nil) && (n.enum == nil || n.enum.texts[name]) &&
 		(n.con == nil || n.con.texts[name]) && (!n.inPlace || c.applied(n, name))
-	c.ex = ex
+	c.ex, c.depth = ex, depth
 	return ok && c.left >= 0
 }
 

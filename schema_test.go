@@ -442,6 +442,9 @@ func TestSchemaHostile(t *testing.T) {
 			strings.Repeat(`{"`+strings.Repeat("n", 60)+`":`, 100) + `1` + strings.Repeat(`}`, 100), verdictInvalid},
 		{"many misfits", `{"items":{"type":"string"}}`, unique(`%d`, 100000), verdictInvalid},
 		{"many names", `{"additionalProperties":false}`, `{` + strings.Trim(unique(`"n%[1]d":%[1]d`, 20000), "[]") + `}`, verdictInvalid},
+		{"many digits", `{"items":{"multipleOf":1e-400}}`, `[` + strings.TrimSuffix(strings.Repeat(strings.Repeat("9", 399)+"e400,", 2000), ",") + `]`, verdictValid},
+		{"more digits", `{"items":{"multipleOf":1e-400}}`, `[` + strings.TrimSuffix(strings.Repeat(strings.Repeat("9", 399)+"e400,", 20000), ",") + `]`, verdictBudget},
+		{"many branches that fail below", `{"items":{"anyOf":[{"items":{"items":false}},{"items":{"items":true}}]}}`, `[` + strings.Repeat(`[[1]],`, 500) + `[]]`, verdictValid},
 		{"many contained", `{"contains":{"const":1}}`, unique(`{"a":%d}`, 100000), verdictInvalid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -58,6 +58,7 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 		c.left -= len(v) >> 6
 		return append(append(strconv.AppendInt(append(b, 's'), int64(len(v)), 10), ':'), v...)
 	case json.Number:
+		c.left -= len(v) >> 6
 		d, ok := parseDecimal(string(v))
 		if !ok {
 			c.stop("number-range")
