@@ -340,9 +340,9 @@ func (c *compiler) fill(n *node, at place) {
 		}
 		if kw.set != nil {
 			n.rules++
-			kw.set(term{c, n, at.to(m[name], name), name, m})
+			kw.set(term{c, n, m[name], name, m, at})
 		} else if kw.note != nil {
-			kw.note(term{c, n, at.to(m[name], name), name, m})
+			kw.note(term{c, n, m[name], name, m, at})
 		}
 	}
 	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
@@ -391,7 +391,10 @@ func (c *compiler) ref(from place) *node {
 
 // lookup finds the place that a reference names.
 func (c *compiler) lookup(at place) place {
-	text := as[string](term{compiler: c, at: at}, "a string")
+	text, ok := at.raw.(string)
+	if !ok {
+		c.fail("keyword-shape", at.ptr, "want a string")
+	}
 	if c.index == nil {
 		c.index = map[string]place{"": {raw: c.doc}}
 		c.scan(place{raw: c.doc})
@@ -501,10 +504,13 @@ func (c *compiler) measure(n *node) int {
 type term struct {
 	*compiler
 	n    *node
-	at   place
+	raw  any
 	name string
 	m    map[string]any
+	in   place // of m
 }
+
+func (t term) at() place { return t.in.to(t.raw, t.name) }
 
 // A keyword either asserts something (set) or is noted. Others are annotations.
 type keyword struct {
@@ -550,26 +556,26 @@ func (h holder) each(at place, f func(at place, name string)) {
 
 // keywords is reached through the compiler alone, since it refers to itself.
 var keywords = map[string]keyword{
-	"$ref":             {set: func(t term) { t.n.all = append(t.n.all, t.ref(t.at)) }},
+	"$ref":             {set: func(t term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
 	"$id":              {note: func(t term) { as[string](t, "a string") }},
 	"$anchor":          {note: func(t term) { as[string](t, "a string") }},
-	"$dynamicRef":      {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at.ptr, "not supported") }},
-	"$recursiveRef":    {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at.ptr, "not supported") }},
-	"$vocabulary":      {only: in2020, note: func(t term) { t.fail("vocabulary", t.at.ptr, "not supported") }},
+	"$dynamicRef":      {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
+	"$recursiveRef":    {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
+	"$vocabulary":      {only: in2020, note: func(t term) { t.fail("vocabulary", t.at().ptr, "not supported") }},
 	"$defs":            {holds: holdsNamed},
 	"definitions":      {holds: holdsNamed},
-	"contentEncoding":  {note: func(t term) { t.part(t.at, t.name, "annotation", true) }},
-	"contentMediaType": {note: func(t term) { t.part(t.at, t.name, "annotation", true) }},
-	"contentSchema":    {only: in2020, note: func(t term) { t.part(t.at, t.name, "annotation", true) }},
+	"contentEncoding":  {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentMediaType": {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentSchema":    {only: in2020, note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
 	"format":           {note: term.format},
 
 	"type":  {set: term.types},
 	"enum":  {set: func(t term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
-	"const": {set: func(t term) { t.n.con = t.choice([]any{t.at.raw}) }},
+	"const": {set: func(t term) { t.n.con = t.choice([]any{t.raw}) }},
 
 	"minLength":        {set: func(t term) { t.n.minLength = t.count() }},
 	"maxLength":        {set: func(t term) { t.n.maxLength = t.count() }},
-	"pattern":          {set: func(t term) { t.n.pattern = t.regexp(t.at, as[string](t, "a string")) }},
+	"pattern":          {set: func(t term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
 	"minimum":          {set: func(t term) { t.n.min = t.number() }},
 	"maximum":          {set: func(t term) { t.n.max = t.number() }},
 	"exclusiveMinimum": {set: func(t term) { t.n.above = t.number() }},
@@ -579,45 +585,45 @@ var keywords = map[string]keyword{
 	"items":            {holds: holdsOne, set: term.items},
 	"additionalItems":  {only: tuples, holds: holdsOne, set: term.items},
 	"prefixItems":      {only: in2020, holds: holdsOne, set: func(t term) { t.n.prefix = t.schemas() }},
-	"contains":         {holds: holdsOne, set: func(t term) { t.n.contains = t.sub(t.at) }},
+	"contains":         {holds: holdsOne, set: func(t term) { t.n.contains = t.sub(t.at()) }},
 	"minContains":      {only: in2020, set: func(t term) { t.n.minContains = t.count() }},
 	"maxContains":      {only: in2020, set: func(t term) { t.n.maxContains = t.count() }},
 	"minItems":         {set: func(t term) { t.n.minItems = t.count() }},
 	"maxItems":         {set: func(t term) { t.n.maxItems = t.count() }},
 	"uniqueItems":      {set: func(t term) { t.n.unique = as[bool](t, "a boolean") }},
-	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restItems = t.sub(t.at) }},
+	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restItems = t.sub(t.at()) }},
 
 	"properties":            {holds: holdsNamed, set: term.properties},
 	"required":              {set: term.required},
 	"patternProperties":     {holds: holdsNamed, set: term.patternProperties},
-	"additionalProperties":  {holds: holdsOne, set: func(t term) { t.n.additional = t.sub(t.at) }},
-	"propertyNames":         {holds: holdsOne, set: func(t term) { t.n.names = t.sub(t.at) }},
+	"additionalProperties":  {holds: holdsOne, set: func(t term) { t.n.additional = t.sub(t.at()) }},
+	"propertyNames":         {holds: holdsOne, set: func(t term) { t.n.names = t.sub(t.at()) }},
 	"minProperties":         {set: func(t term) { t.n.minMembers = t.count() }},
 	"maxProperties":         {set: func(t term) { t.n.maxMembers = t.count() }},
 	"dependentRequired":     {only: in2020, set: term.dependencies},
 	"dependentSchemas":      {only: in2020, holds: holdsNamed, set: term.dependencies},
 	"dependencies":          {holds: holdsNamed, set: term.dependencies},
-	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restProps = t.sub(t.at) }},
+	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restProps = t.sub(t.at()) }},
 
 	"allOf": {holds: holdsOne, set: func(t term) { t.n.all = append(t.n.all, t.schemas()...) }},
 	"anyOf": {holds: holdsOne, set: func(t term) { t.n.any = t.schemas() }},
 	"oneOf": {holds: holdsOne, set: func(t term) { t.n.one = t.schemas() }},
-	"not":   {holds: holdsOne, set: func(t term) { t.n.not = t.sub(t.at) }},
-	"if":    {holds: holdsOne, set: func(t term) { t.n.cond = t.sub(t.at) }},
-	"then":  {holds: holdsOne, set: func(t term) { t.n.then = t.sub(t.at) }},
-	"else":  {holds: holdsOne, set: func(t term) { t.n.els = t.sub(t.at) }},
+	"not":   {holds: holdsOne, set: func(t term) { t.n.not = t.sub(t.at()) }},
+	"if":    {holds: holdsOne, set: func(t term) { t.n.cond = t.sub(t.at()) }},
+	"then":  {holds: holdsOne, set: func(t term) { t.n.then = t.sub(t.at()) }},
+	"else":  {holds: holdsOne, set: func(t term) { t.n.els = t.sub(t.at()) }},
 }
 
 // want fails unless a keyword has the shape it must have: otherwise what its author meant cannot be
 // told, and no meaning is invented.
 func (t term) want(ok bool, shape string) {
 	if !ok {
-		t.fail("keyword-shape", t.at.ptr, "want "+shape)
+		t.fail("keyword-shape", t.at().ptr, "want "+shape)
 	}
 }
 
 func as[T any](t term, shape string) T {
-	v, ok := t.at.raw.(T)
+	v, ok := t.raw.(T)
 	t.want(ok, shape)
 	return v
 }
@@ -625,7 +631,7 @@ func as[T any](t term, shape string) T {
 func (t term) number() *decimal {
 	d, ok := parseDecimal(string(as[json.Number](t, "a number")))
 	if !ok {
-		t.fail("number-range", t.at.ptr, "too many digits")
+		t.fail("number-range", t.at().ptr, "too many digits")
 	}
 	return &d
 }
@@ -640,9 +646,9 @@ func (t term) count() int {
 }
 
 func (t term) types() {
-	list, ok := t.at.raw.([]any)
+	list, ok := t.raw.([]any)
 	if !ok {
-		list = []any{t.at.raw}
+		list = []any{t.raw}
 	}
 	t.n.types = 0
 	for _, v := range list {
@@ -657,8 +663,8 @@ func (t term) types() {
 }
 
 func (t term) choice(values []any) *choice {
-	t.bound(len(values), t.values, "schema-enum", t.at.ptr)
-	e := &choice{values, 0, map[string]bool{}, map[string]bool{}}
+	t.bound(len(values), t.values, "schema-enum", t.at().ptr)
+	e := &choice{values: values, texts: map[string]bool{}}
 	c := checker{left: math.MaxInt, deepest: t.nesting}
 	for _, v := range values {
 		if e.kinds |= kindOf(v); e.kinds&kindNumeric != 0 {
@@ -666,8 +672,13 @@ func (t term) choice(values []any) *choice {
 		}
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
-		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
-			t.fail("number-range", t.at.ptr, "too many digits")
+			continue
+		}
+		if e.forms == nil {
+			e.forms = map[string]bool{}
+		}
+		if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
+			t.fail("number-range", t.at().ptr, "too many digits")
 		}
 	}
 	return e
@@ -677,10 +688,10 @@ func (t term) choice(values []any) *choice {
 func (t term) format() {
 	f, known := formats[as[string](t, "a string")]
 	if !known || !t.assertFormat {
-		t.part(t.at, "format", map[bool]string{true: "annotation", false: "not known"}[known], !t.assertFormat)
+		t.part(t.at(), "format", map[bool]string{true: "annotation", false: "not known"}[known], !t.assertFormat)
 	}
 	if known {
-		t.n.formatName = t.at.raw.(string)
+		t.n.formatName = t.raw.(string)
 	}
 	if known && t.assertFormat {
 		t.n.rules++
@@ -696,10 +707,10 @@ func (t term) format() {
 func (t term) schemas() []*node {
 	list := as[[]any](t, "an array of schemas")
 	t.want(len(list) > 0 || t.name == "items", "at least one schema")
-	t.bound(len(list), t.branches, "schema-branches", t.at.ptr)
-	nodes := make([]*node, len(list))
+	t.bound(len(list), t.branches, "schema-branches", t.at().ptr)
+	nodes, at := make([]*node, len(list)), t.at()
 	for i, raw := range list {
-		nodes[i] = t.sub(t.at.to(raw, strconv.Itoa(i)))
+		nodes[i] = t.sub(at.to(raw, strconv.Itoa(i)))
 	}
 	return nodes
 }
@@ -709,16 +720,16 @@ func (t term) items() {
 	_, tuple := t.m["items"].([]any)
 	if tuple = tuple && (t.draft7 || !t.declared); tuple && t.name == "items" {
 		t.n.prefix = t.schemas()
-	} else if sub := t.sub(t.at); tuple || t.name == "items" { // without a tuple, additionalItems has no meaning
+	} else if sub := t.sub(t.at()); tuple || t.name == "items" { // without a tuple, additionalItems has no meaning
 		t.n.items = sub
 	}
 }
 
 // members calls f for the members of an object, by name.
 func (t term) members(f func(name string, at place)) {
-	m := as[map[string]any](t, "an object")
+	m, at := as[map[string]any](t, "an object"), t.at()
 	for _, name := range keysOf(m) {
-		f(name, t.at.to(m[name], name))
+		f(name, at.to(m[name], name))
 	}
 }
 
@@ -740,7 +751,7 @@ func (t term) properties() {
 }
 
 func (t term) required() { // after properties, by name
-	names := t.names(t.at.raw)
+	names := t.names(t.raw)
 	slices.Sort(names)
 	var undeclared []property
 	for _, name := range slices.Compact(names) {
