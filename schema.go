@@ -178,7 +178,7 @@ type choice struct {
 type pattern struct {
 	*regexp.Regexp
 	text         string
-	size, weight int // instructions; and what it took to compile them
+	size, weight int // instructions, about; and what it took to compile them
 }
 
 // compileSchema compiles a schema. The error is a [*SchemaError].

@@ -734,23 +734,20 @@ func newPattern(re, text string, largest int) (*pattern, error) {
 	if err != nil {
 		return nil, errPattern
 	}
-	size, ranges := countedOut(tree) // before a program is built: a short pattern may count far
-	if size > 2*largest {
-		return nil, errors.New("pattern too large")
-	}
-	prog, err := syntax.Compile(tree.Simplify())
-	if err != nil || len(prog.Inst) > largest {
+	size, ranges := programSize(tree)
+	if size > largest {
 		return nil, errors.New("pattern too large")
 	}
 	compiled, err := regexp.Compile(re)
 	if err != nil {
 		return nil, errPattern
 	}
-	return &pattern{compiled, text, len(prog.Inst), len(prog.Inst) + ranges/4}, nil
+	return &pattern{compiled, text, size, size + ranges/4}, nil
 }
 
-// countedOut estimates the size of a program, and counts the ranges of characters in its classes.
-func countedOut(re *syntax.Regexp) (size, ranges int) {
+// programSize estimates how many instructions a pattern takes, repeats counted out, before they are
+// built: a short pattern may count far. It counts the ranges of characters in classes, too.
+func programSize(re *syntax.Regexp) (size, ranges int) {
 	size = max(1, len(re.Sub))
 	switch re.Op {
 	case syntax.OpLiteral:
@@ -759,7 +756,7 @@ func countedOut(re *syntax.Regexp) (size, ranges int) {
 		ranges = len(re.Rune) / 2
 	}
 	for _, sub := range re.Sub {
-		s, r := countedOut(sub)
+		s, r := programSize(sub)
 		size, ranges = size+s, ranges+r
 	}
 	if re.Op == syntax.OpRepeat {
