@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -330,7 +329,7 @@ func (c *compiler) fill(n *node, at place) {
 	}
 	at.base = c.enter(m, at)
 	names := keysOf(m)
-	if _, ok := m["$ref"]; ok && c.draft7 { // its siblings have no meaning there
+	if c.draft7 && slices.Contains(names, "$ref") { // its siblings have no meaning there
 		names = []string{"$ref"}
 	}
 	for _, name := range names {
@@ -448,22 +447,6 @@ func (c *compiler) scan(at place) {
 	}
 }
 
-func resolveURI(base, ref string) (uri, fragment string, ok bool) {
-	if fragment, ok = strings.CutPrefix(ref, "#"); ok && !strings.Contains(fragment, "%") {
-		return base, fragment, true
-	}
-	b, err := url.Parse(base)
-	if err != nil || len(base)+len(ref) > maxPointer {
-		return "", "", false
-	}
-	u, err := b.Parse(ref)
-	if err != nil {
-		return "", "", false
-	}
-	fragment, u.Fragment, u.RawFragment = u.Fragment, "", ""
-	return u.String(), fragment, true
-}
-
 // measure computes how high a node is in place, and refuses a cycle: a schema that asks about the same
 // value again can never answer. A cycle that goes down a level of the value is how trees are described.
 func (c *compiler) measure(n *node) int {
@@ -473,29 +456,34 @@ func (c *compiler) measure(n *node) int {
 		return n.height
 	}
 	n.height, n.admits = -1, n.types
-	subs, high := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els}), 0
-	for _, d := range n.needs {
-		subs = append(subs, d.node)
-	}
-	for _, s := range subs {
-		if s != nil {
-			high = max(high, c.measure(s))
+	high := 0
+	if n.inPlace || n.needs != nil {
+		subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
+		for _, d := range n.needs {
+			subs = append(subs, d.node)
+		}
+		for _, s := range subs {
+			if s != nil {
+				high = max(high, c.measure(s))
+			}
 		}
 	}
 	n.height = high + 1
 	c.bound(n.height, maxInPlace, "ref-depth", n.path)
-	for _, e := range []*choice{n.enum, n.con} {
-		if e != nil {
-			n.admits &= e.kinds
-		}
+	if n.enum != nil {
+		n.admits &= n.enum.kinds
+	}
+	if n.con != nil {
+		n.admits &= n.con.kinds
 	}
 	for _, s := range n.all {
 		n.admits &= s.admits
 	}
-	for _, group := range [][]*node{n.any, n.one} {
-		if group != nil {
-			n.admits &= admitted(group)
-		}
+	if n.any != nil {
+		n.admits &= admitted(n.any)
+	}
+	if n.one != nil {
+		n.admits &= admitted(n.one)
 	}
 	return n.height
 }
@@ -646,20 +634,24 @@ func (t term) count() int {
 }
 
 func (t term) types() {
+	t.n.types = 0
 	list, ok := t.raw.([]any)
 	if !ok {
-		list = []any{t.raw}
+		t.addType(t.raw)
 	}
-	t.n.types = 0
 	for _, v := range list {
-		name, _ := v.(string)
-		i := slices.Index(kindNames[:], name)
-		t.want(i >= 0, "the name of a JSON type")
-		if t.n.types |= 1 << i; name == "number" {
-			t.n.types |= kindNumeric
-		}
+		t.addType(v)
 	}
-	t.want(len(list) > 0, "at least one type")
+	t.want(t.n.types != 0, "at least one type")
+}
+
+func (t term) addType(v any) {
+	name, _ := v.(string)
+	i := slices.Index(kindNames[:], name)
+	t.want(i >= 0, "the name of a JSON type")
+	if t.n.types |= 1 << i; name == "number" {
+		t.n.types |= kindNumeric
+	}
 }
 
 func (t term) choice(values []any) *choice {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -885,6 +886,30 @@ func TestSchemaAllocations(t *testing.T) {
 	}
 }
 
+// checkDecode holds that decodeJSON does what encoding/json does.
+func checkDecode(t *testing.T, text []byte) {
+	t.Helper()
+	var want any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	err := d.Decode(&want)
+	if err == nil && len(bytes.Trim(text[d.InputOffset():], " \t\r\n")) > 0 {
+		err = errors.New("more than one value")
+	}
+	if got, ok := decodeJSON(text); ok != (err == nil) || ok && !reflect.DeepEqual(got, want) {
+		t.Errorf("decodeJSON(%q) = %#v, %t want %#v, %v", text, got, ok, want, err)
+	}
+}
+
+func TestDecodeJSON(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{``, ` `, `1`, ` -1.5E+3 `, `01`, `1.`, `"`, `"a"`, `"\u00e9\ud83d\ude0e\ud83d\n\\\""`, "\"\xff\xc3\xa9\"", "\"\x01\"", `true`, `tru`, `null`,
+		`[]`, `[ ]`, `[1,[2 , "x"],{}]`, `[1,]`, `[,1]`, `{}`, `{ }`, `{"a":1,"a":2}`, "{\n\t\"a\" : [ false , null ] , \"b\":{\"c\":-0}\r}", `{"a"}`, `{"a":}`, `{a:1}`,
+		`1 2`, `[1] x`, strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)} {
+		checkDecode(t, []byte(text))
+	}
+}
+
 // TestSchemaShared checks one schema from many goroutines, for the race
 // detector.
 func TestSchemaShared(t *testing.T) {
@@ -1127,6 +1152,9 @@ func FuzzSchemaCompile(f *testing.F) {
 func FuzzSchemaValidate(f *testing.F) {
 	eachSuiteTest(f, func(schema, value []byte) { f.Add(schema, value) })
 	f.Fuzz(func(t *testing.T, raw, value []byte) {
+		for _, text := range [][]byte{raw, value} {
+			checkDecode(t, text)
+		}
 		s, err := compileSchema(raw, schemaOptions{anyRoot: true, assertFormat: true, schemaLimits: schemaLimits{work: 50_000}})
 		v, ok := decodeJSON(value)
 		if err != nil || !ok {
