@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,8 +94,6 @@ const (
 	kindNumeric       = kindInteger | kindNumber
 )
 
-var kindNames = [...]string{"null", "boolean", "integer", "number", "string", "array", "object"}
-
 // A schema is compiled. It does not change and may be shared.
 type schema struct {
 	root    *node
@@ -126,28 +123,34 @@ type node struct {
 	rules  int    // keywords that assert something; 0 holds for every value
 	height int    // longest chain in place below; 0 unknown, -1 being computed
 
-	enum, con                                        *choice
-	minLength, maxLength                             int
-	pattern                                          *pattern
-	formatName                                       string   // one we know, asserted or not
-	format                                           *pattern // its grammar, if asserted, and what that leaves open
-	check                                            func(string) bool
-	bounded                                          bool // whether any of these is set
-	min, max, above, below, step                     *decimal
-	minItems, maxItems                               int
-	unique                                           bool
-	prefix                                           []*node
-	items, contains, restItems                       *node
-	minContains, maxContains, minMembers, maxMembers int
-	props                                            []property // by name
-	patterns                                         []patternProperty
-	additional, names, restProps                     *node
-	open                                             bool // a pattern is not held, so no name is certainly additional
-	each                                             bool // whether members that are not declared matter
-	needs                                            []dependency
-	inPlace                                          bool // whether any of these is set
-	all, any, one                                    []*node
-	not, cond, then, els                             *node
+	enum, con *choice
+
+	minLength, maxLength int
+	pattern              *pattern
+	formatName           string   // one we know, asserted or not
+	format               *pattern // its grammar, if asserted
+	check                func(string) bool
+
+	bounded                      bool // whether any of these is set
+	min, max, above, below, step *decimal
+
+	minItems, maxItems         int
+	unique                     bool
+	prefix                     []*node
+	items, contains, restItems *node
+	minContains, maxContains   int
+
+	minMembers, maxMembers       int
+	props                        []property // by name
+	patterns                     []patternProperty
+	additional, names, restProps *node
+	open                         bool // a pattern is not held, so no name is certainly additional
+	each                         bool // whether members that are not declared matter
+	needs                        []dependency
+
+	inPlace              bool // whether any of these is set
+	all, any, one        []*node
+	not, cond, then, els *node
 }
 
 type property struct {
@@ -174,12 +177,6 @@ type choice struct {
 	texts, forms map[string]bool
 }
 
-type pattern struct {
-	*regexp.Regexp
-	text         string
-	size, weight int // instructions, about; and what it took to compile them
-}
-
 // compileSchema compiles a schema. The error is a [*SchemaError].
 func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 	defer func() {
@@ -191,7 +188,7 @@ func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 		}
 	}()
 	o.schemaLimits = o.withDefaults()
-	c := &compiler{schemaOptions: o, keywords: keywords, memo: map[string]*node{},
+	c := &compiler{schemaOptions: o, keywords: schemaKeywords, memo: map[string]*node{},
 		regexps: map[string]*pattern{}, grammars: map[string]*pattern{}}
 	return c.compile(raw), nil
 }
@@ -224,13 +221,13 @@ type place struct {
 // to steps down the document, while the way there is of a length that can be told.
 func (p place) to(raw any, token string) place {
 	if len(p.ptr) > maxPointer {
-		panic(&SchemaError{"schema-size", cut(p.ptr, maxPath), "the names around it are too long"})
+		panic(&SchemaError{"schema-size", cutText(p.ptr, maxPath), "the names around it are too long"})
 	}
 	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
 func (c *compiler) fail(reason, ptr, detail string) {
-	panic(&SchemaError{reason, cut(ptr, maxPath), detail})
+	panic(&SchemaError{reason, cutText(ptr, maxPath), detail})
 }
 
 func (c *compiler) bound(n, most int, reason, ptr string) {
@@ -244,7 +241,7 @@ func (c *compiler) part(at place, kw, why string, annotation bool) {
 	if c.strict && !annotation {
 		c.fail("unchecked", at.ptr, kw+": "+why)
 	}
-	c.partial = append(c.partial, unchecked{cut(at.ptr, maxPath), kw, why})
+	c.partial = append(c.partial, unchecked{cutText(at.ptr, maxPath), kw, why})
 }
 
 func (c *compiler) compile(raw []byte) *schema {
@@ -295,7 +292,7 @@ func (c *compiler) newNode(at place) *node {
 	c.bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
 	c.bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
-	n := &node{path: cut(at.ptr, maxPath), types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cutText(at.ptr, maxPath), types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
 	return n
 }
@@ -542,8 +539,8 @@ func (h holder) each(at place, f func(at place, name string)) {
 	}
 }
 
-// keywords is reached through the compiler alone, since it refers to itself.
-var keywords = map[string]keyword{
+// schemaKeywords is reached through the compiler alone, since it refers to itself.
+var schemaKeywords = map[string]keyword{
 	"$ref":             {set: func(t term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
 	"$id":              {note: func(t term) { as[string](t, "a string") }},
 	"$anchor":          {note: func(t term) { as[string](t, "a string") }},
@@ -678,7 +675,7 @@ func (t term) choice(values []any) *choice {
 
 // format holds a format, or notes that it does not.
 func (t term) format() {
-	f, known := formats[as[string](t, "a string")]
+	f, known := schemaFormats[as[string](t, "a string")]
 	if !known || !t.assertFormat {
 		t.part(t.at(), "format", map[bool]string{true: "annotation", false: "not known"}[known], !t.assertFormat)
 	}
@@ -917,7 +914,7 @@ func (c *checker) check(n *node, x any) (ok bool) {
 		kind = kindArray
 		ok = n.types&kind != 0 && c.array(n, v, x)
 	default:
-		if x, ok = plain(x); !ok {
+		if x, ok = plainValue(x); !ok {
 			return c.stop("value")
 		}
 		return c.check(n, x)

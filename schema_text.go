@@ -78,7 +78,7 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 		}
 		return append(b, '}')
 	}
-	if x, ok := plain(x); ok {
+	if x, ok := plainValue(x); ok {
 		return c.canon(b, x, depth)
 	}
 	c.stop("value")
@@ -230,7 +230,7 @@ func (c *checker) note(n *node, kw, member, want, got string) bool {
 		if member != "" {
 			path = joinPath(path, member)
 		}
-		c.ex.add(Issue{path, kw, c.ex.as + want, got, cut(n.path, maxPath) + "/" + kw})
+		c.ex.add(Issue{path, kw, c.ex.as + want, got, cutText(n.path, maxPath) + "/" + kw})
 	}
 	return false
 }
@@ -297,7 +297,7 @@ func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool 
 		if p.node == nil {
 			continue
 		}
-		if c.left -= 1 + len(name)*len(p.name)>>5; similar(name, p.name) {
+		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
 			return c.note(n, kw, name, "did you mean "+quoteText(p.name)+"?", "")
 		}
 		known = append(known, p.name)
@@ -378,17 +378,17 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 func (e *explainer) phrase(n *node, kw string, x any) (want, got string) {
 	switch kw {
 	case "minLength", "maxLength":
-		return span(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
+		return spanText(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
 	case "minItems", "maxItems":
-		return span(n.minItems, n.maxItems, "item"), strconv.Itoa(len(x.([]any)))
+		return spanText(n.minItems, n.maxItems, "item"), strconv.Itoa(len(x.([]any)))
 	case "minProperties", "maxProperties":
-		return span(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
+		return spanText(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
 	case "contains":
-		return span(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
+		return spanText(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
 	case "not":
 		return "not allowed here", ""
 	case "format":
-		return n.formatName + " such as " + formats[n.formatName].sample, e.value(x, false)
+		return n.formatName + " such as " + schemaFormats[n.formatName].sample, e.value(x, false)
 	case "pattern":
 		if e.quote {
 			return "text matching " + quoteText(n.pattern.text), e.value(x, false)
@@ -420,17 +420,17 @@ func (e *explainer) wants(n *node) string {
 	}
 	for i, d := range []*decimal{n.min, n.above, n.max, n.below, n.step} {
 		if d != nil {
-			s, and = s+and+[]string{"≥ ", "> ", "≤ ", "< ", "a multiple of "}[i]+cut(d.text, maxQuote), " and "
+			s, and = s+and+[]string{"≥ ", "> ", "≤ ", "< ", "a multiple of "}[i]+cutText(d.text, maxQuote), " and "
 		}
 	}
 	if n.types == kindString && n.formatName != "" {
-		s += " in " + n.formatName + " form, such as " + formats[n.formatName].sample
+		s += " in " + n.formatName + " form, such as " + schemaFormats[n.formatName].sample
 	}
 	return s
 }
 
-// span words a range of sizes.
-func span(low, high int, unit string) string {
+// spanText words a range of sizes.
+func spanText(low, high int, unit string) string {
 	if high != 1 && (high < math.MaxInt || low != 1) {
 		unit += "s"
 	}
@@ -715,6 +715,13 @@ const (
 		`\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{fefe}\x{ff00}-\x{10ffff}`
 )
 
+// A pattern is a regular expression of a schema, in RE2.
+type pattern struct {
+	*regexp.Regexp
+	text         string
+	size, weight int // instructions, about; and what it took to compile them
+}
+
 var errPattern = errors.New("pattern that RE2 cannot hold")
 
 // compilePattern translates a pattern, and weighs it before it is paid for.
@@ -861,8 +868,8 @@ const (
 	reURI     = `[A-Za-z][A-Za-z0-9+.-]*:` + rePath + rePchar + reTail
 )
 
-// formats are those that can be asserted: by grammar, check, or both.
-var formats = map[string]struct {
+// schemaFormats are those that can be asserted: by grammar, check, or both.
+var schemaFormats = map[string]struct {
 	sample, grammar string
 	check           func(string) bool
 }{
@@ -931,24 +938,24 @@ func decodeJSON(b []byte) (v any, ok bool) {
 	if !json.Valid(b) {
 		return nil, false
 	}
-	return (&reader{b: b}).value(), true
+	return (&valueReader{b: b}).value(), true
 }
 
-// A reader decodes text that is known to be valid.
-type reader struct {
+// A valueReader decodes text that is known to be valid.
+type valueReader struct {
 	b []byte
 	i int
 }
 
 // next skips white space, and returns what follows it.
-func (r *reader) next() byte {
+func (r *valueReader) next() byte {
 	for r.b[r.i] <= ' ' {
 		r.i++
 	}
 	return r.b[r.i]
 }
 
-func (r *reader) value() any {
+func (r *valueReader) value() any {
 	switch r.next() {
 	case '{':
 		m := map[string]any{}
@@ -993,7 +1000,7 @@ func (r *reader) value() any {
 	return json.Number(r.b[start:r.i])
 }
 
-func (r *reader) text() (s string) {
+func (r *valueReader) text() (s string) {
 	start, plain := r.i, true
 	for r.i++; r.b[r.i] != '"'; r.i++ {
 		if ch := r.b[r.i]; ch == '\\' {
@@ -1027,8 +1034,8 @@ func resolveURI(base, ref string) (uri, fragment string, ok bool) {
 	return u.String(), fragment, true
 }
 
-// plain turns what a caller may have built by hand into what a decoder yields.
-func plain(x any) (any, bool) {
+// plainValue turns what a caller may have built by hand into what a decoder yields.
+func plainValue(x any) (any, bool) {
 	switch v := x.(type) {
 	case nil, bool, string, json.Number, []any, map[string]any:
 		return x, true
@@ -1063,7 +1070,7 @@ func jsonNesting(b []byte) (deepest int) {
 }
 
 func kindOf(x any) kinds {
-	x, _ = plain(x)
+	x, _ = plainValue(x)
 	switch v := x.(type) {
 	case bool:
 		return kindBoolean
@@ -1079,6 +1086,8 @@ func kindOf(x any) kinds {
 	}
 	return kindNull
 }
+
+var kindNames = [...]string{"null", "boolean", "integer", "number", "string", "array", "object"}
 
 func (k kinds) String() (s string) {
 	for i := len(kindNames) - 1; i >= 0; i-- { // null is said last
@@ -1110,14 +1119,14 @@ func escapeToken(s string) string {
 
 // joinPath adds a token to a path that stays within maxPath.
 func joinPath(path, token string) string {
-	if path = path + "/" + escapeToken(cut(token, maxQuote)); len(path) > maxPath {
-		return strings.TrimSuffix(cut(path, maxPath-len("…")), "…") + "…"
+	if path = path + "/" + escapeToken(cutText(token, maxQuote)); len(path) > maxPath {
+		return strings.TrimSuffix(cutText(path, maxPath-len("…")), "…") + "…"
 	}
 	return path
 }
 
-// cut cuts s to n bytes, and an ellipsis.
-func cut(s string, n int) string {
+// cutText cuts s to n bytes, and an ellipsis.
+func cutText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
@@ -1151,7 +1160,7 @@ func quoteUpTo(s string, most int) string {
 
 // plainText is s as it is if that is harmless, else quoted.
 func plainText(s string, most int) string {
-	if len(s) <= most+len("…") && strings.Trim(s, tokenChars+"/$@…") == "" {
+	if len(s) <= most+len("…") && strings.Trim(s, tokenChars+"/@…") == "" {
 		return s
 	}
 	return quoteUpTo(s, most)
@@ -1159,12 +1168,12 @@ func plainText(s string, most int) string {
 
 // quoteValue is a scalar as bounded JSON, and the type of anything else.
 func quoteValue(x any) string {
-	x, _ = plain(x)
+	x, _ = plainValue(x)
 	switch v := x.(type) {
 	case string:
 		return quoteText(v)
 	case json.Number:
-		return cut(string(v), maxQuote)
+		return cutText(string(v), maxQuote)
 	case bool:
 		return strconv.FormatBool(v)
 	}
@@ -1186,9 +1195,9 @@ func listValues(values []any) string {
 	return listText(len(values), 16, func(i int) string { return quoteValue(values[i]) })
 }
 
-// similar reports whether b is likely what a was meant to be: within two edits, but not half of it,
+// similarNames reports whether b is likely what a was meant to be: within two edits, but not half of it,
 // case and underscores aside.
-func similar(a, b string) bool {
+func similarNames(a, b string) bool {
 	if max(len(a), len(b)) > maxQuote {
 		return false
 	}
