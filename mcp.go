@@ -1113,7 +1113,7 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 	if params != nil {
 		b, err := appendValue(nil, params)
 		if err != nil || len(b) < 2 || b[0] != '{' {
-			return s.failure(method, ReasonProtocol, "params must encode to a JSON object", nil)
+			return s.unsent(method, "params must encode to a JSON object")
 		}
 		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
 			if name, _ := decodeValue(member(b, key)); d.name == "" {
@@ -1230,7 +1230,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 			return nil, err
 		}
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
-			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+			return nil, s.unsent(d.method, "the arguments cannot be encoded")
 		}
 		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
 		if len(*buf) == len("{}") {
@@ -1473,6 +1473,11 @@ func (s *TransportSession) pause(ctx context.Context, op string, d time.Duration
 // failure is a fault that the session itself found in an answer.
 func (s *TransportSession) failure(op string, reason Reason, detail string, raw []byte) error {
 	return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: op}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
+}
+
+// unsent is a request that cannot be made of what the caller gave.
+func (s *TransportSession) unsent(op, detail string) error {
+	return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: op}, Reason: ReasonProtocol, Detail: detail}
 }
 
 // connect returns the agreement in force, or makes one. All who find that there
