@@ -1791,10 +1791,9 @@ var revisions = []string{version2026, version2511, version2506, version2503, ver
 // mutual returns the newest revision of ours in the list that is a member of
 // raw, or "".
 func mutual(raw json.RawMessage, key string) string {
-	v, _ := decodeValue(member(raw, key))
-	list, _ := v.([]any)
+	list, _ := scanBatch(member(raw, key)) // a list without end takes no memory to speak of
 	for _, ours := range revisions {
-		if slices.Contains(list, any(ours)) {
+		if slices.ContainsFunc(list, func(e json.RawMessage) bool { return string(e) == `"`+ours+`"` }) {
 			return ours
 		}
 	}
@@ -1806,7 +1805,7 @@ func textMember(raw json.RawMessage, key string) string {
 	v, _ := decodeValue(member(raw, key))
 	t, _ := v.(string)
 	if len(t) > 64<<10 {
-		t = strings.ToValidUTF8(t[:64<<10], "")
+		t = strings.Clone(strings.ToValidUTF8(t[:64<<10], "")) // lets go of the rest
 	}
 	return t
 }
