@@ -150,52 +150,18 @@ func (t *RecordingTransport) Call(ctx context.Context, req *Request) (json.RawMe
 			return nil, &TransportError{Reason: ReasonDisconnected}
 		}
 	}
-	answer := t.record(req)
-	run, ok := asFunc(answer)
-	if !ok {
-		return t.encode(answer)
-	}
-	// The goroutine is Call's own, and ends with the scripted function. Call
-	// does not wait for one that ignores its context: no Transport outlives it.
-	runCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	params := slices.Clone(req.Params)
-	done := make(chan any, 1)
-	go func() {
-		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
-		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
-		answer = run(runCtx, params)
-	}()
-	select {
-	case answer := <-done:
-		if err, ok := answer.(error); !ok || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
-			return t.encode(answer)
-		}
-		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
-	case <-ctx.Done():
-		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
-	case <-timer.c:
-		return nil, &TransportError{Reason: ReasonTimeout, Sent: true}
-	case <-lost:
-		return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
-	}
+	return t.answer(ctx, req, timer, lost)
 }
 
 // Notify records a notification. It fails only if the script says so.
 func (t *RecordingTransport) Notify(ctx context.Context, req *Request) error {
-	timer, _, err := t.begin(ctx, req)
+	timer, lost, err := t.begin(ctx, req)
 	if err != nil {
 		return err
 	}
-	timer.stop()
-	answer := t.record(req)
-	if run, ok := asFunc(answer); ok {
-		answer = run(ctx, slices.Clone(req.Params))
-	}
-	if err, ok := answer.(error); ok {
-		return asTransportError(err)
-	}
-	return nil
+	defer timer.stop()
+	_, err = t.answer(ctx, req, timer, lost)
+	return err
 }
 
 // Close ends the connection for good.
@@ -224,7 +190,7 @@ func (t *RecordingTransport) disconnectLocked() {
 
 // SendNotification delivers a notification, as a server would.
 func (t *RecordingTransport) SendNotification(method string, params any) error {
-	b, err := appendValue(nil, params)
+	b, err := encodeParams(params)
 	if err != nil {
 		return err
 	}
@@ -238,7 +204,7 @@ func (t *RecordingTransport) SendNotification(method string, params any) error {
 // SendRequest asks the client, as a server would, and returns its answer. An
 // [*RPCError] is the client's refusal.
 func (t *RecordingTransport) SendRequest(ctx context.Context, method string, params any) (json.RawMessage, error) {
-	b, err := appendValue(nil, params)
+	b, err := encodeParams(params)
 	if err != nil {
 		return nil, err
 	}
@@ -294,6 +260,39 @@ func (t *RecordingTransport) begin(ctx context.Context, req *Request) (expiry, c
 		t.slots = make(chan struct{}, t.MaxInFlight)
 	}
 	return newExpiry(req.Deadline), t.lost, nil
+}
+
+// answer takes the answer to a request off the script.
+func (t *RecordingTransport) answer(ctx context.Context, req *Request, timer expiry, lost <-chan struct{}) (json.RawMessage, error) {
+	answer := t.record(req)
+	run, ok := asFunc(answer)
+	if !ok {
+		return t.encode(answer)
+	}
+	// The goroutine ends with the scripted function. Nobody waits for one that
+	// ignores its context: no Transport outlives it.
+	runCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	params := slices.Clone(req.Params)
+	done := make(chan any, 1)
+	go func() {
+		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
+		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
+		answer = run(runCtx, params)
+	}()
+	select {
+	case answer := <-done:
+		if err, ok := answer.(error); !ok || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			return t.encode(answer)
+		}
+		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
+	case <-ctx.Done():
+		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
+	case <-timer.c:
+		return nil, &TransportError{Reason: ReasonTimeout, Sent: true}
+	case <-lost:
+		return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
+	}
 }
 
 // record writes a request down and takes its answer off the script.
@@ -378,6 +377,13 @@ func (t *RecordingTransport) encode(answer any) (json.RawMessage, error) {
 	return b, nil
 }
 
+func encodeParams(params any) (json.RawMessage, error) {
+	if params == nil {
+		return nil, nil
+	}
+	return appendValue(nil, params)
+}
+
 // asTransportError copies a scripted error: those who receive one write their
 // Origin into it, and a script may give it to many.
 func asTransportError(err error) error {
@@ -449,7 +455,17 @@ func (f Fault) String() string {
 var faultNames = [...]string{"none", "unreachable", "slow", "flapping", "malformed", "truncated"}
 
 // A FaultyServer is an MCP server in this process that misbehaves on purpose.
-// The zero value is a server without tools that is well.
+// The zero value is a server without tools that is well. This is a policy under
+// test, in no time at all if it runs in a synctest bubble:
+//
+//	server := &mcp.FaultyServer{
+//		Tools:        []mcp.Tool{{Name: "forecast"}},
+//		Fault:        mcp.FaultUnreachable,
+//		RecoverAfter: 2,
+//	}
+//	cfg := mcp.Config{Name: "weather", Retry: mcp.RetryConfig{MaxAttempts: 3}}
+//	client := mcp.NewClient(mcp.NewResilientSession(server, cfg, nil), cfg, nil)
+//	_, err := client.Adopt(ctx) // nil: the third attempt reaches it
 //
 // It serves in three ways, which count and misbehave alike: it is a [Session],
 // to be put under the policy with no transport at all; an [http.Handler] that

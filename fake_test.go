@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"reflect"
 	"runtime"
 	"strings"
@@ -142,6 +143,10 @@ func TestRecordingTransportRecords(t *testing.T) {
 	rt.Calls()[0].Method = "changed"
 	if got := rt.Calls()[0].Method; got != "tools/call" {
 		t.Errorf("Calls returned the record itself: %q", got)
+	}
+	rt.Script("notifications/y", func(json.RawMessage) (any, error) { return nil, io.ErrClosedPipe })
+	if err := rt.Notify(t.Context(), &Request{Method: "notifications/y"}); err != io.ErrClosedPipe {
+		t.Errorf("Notify = %v", err)
 	}
 	rt.Script("notifications/x", ReasonDisconnected)
 	wantReason(t, rt.Notify(t.Context(), &Request{Method: "notifications/x"}), ReasonDisconnected, true)
@@ -627,4 +632,175 @@ func TestFaultyStdioConcurrent(t *testing.T) {
 			t.Errorf("a cancelled call was answered: %q", rest)
 		}
 	})
+}
+
+// What a FaultyServer writes is read back as it was.
+func TestFaultyEncoding(t *testing.T) {
+	tools := []Tool{
+		{Name: "plain", InputSchema: json.RawMessage(`{"type":"object"}`), Destructive: true},
+		{Name: "full", Title: "T", Description: "<d> & \u2028", InputSchema: json.RawMessage(`{"type":"object","maximum":9007199254740993}`),
+			OutputSchema: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true, TaskSupport: "optional"},
+	}
+	b, err := encodeTools(tools, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := decodeToolPage(b)
+	if err != nil || page.bad != 0 || page.cursor != nil {
+		t.Fatalf("%s: %+v, %v", b, page, err)
+	}
+	for i := range page.tools {
+		page.tools[i].Raw = nil // the annotations, which the fields tell of
+	}
+	if !reflect.DeepEqual(page.tools, tools) {
+		t.Errorf("tools came back as %+v, want %+v", page.tools, tools)
+	}
+	raw := json.RawMessage(`{"annotations":{"destructiveHint":false},"icons":[]}`)
+	b, err = encodeTools([]Tool{{Name: "raw", Raw: raw}}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page, err = decodeToolPage(b); err != nil || page.tools[0].Destructive || page.ttlMs != 0 {
+		t.Errorf("%s: %+v, %v", b, page, err)
+	}
+	if _, err := encodeTools([]Tool{{Name: "bad", Raw: json.RawMessage(`[`)}}, false); err == nil {
+		t.Error("Raw that is no JSON passes")
+	}
+
+	res := &Result{Content: []Content{
+		{Type: "text", Text: "t"},
+		{Type: "image", Data: "aGk=", MIMEType: "image/png"},
+		{Type: "resource_link", URI: "file:///a", Name: "a"},
+		{Type: "resource", URI: "file:///a", MIMEType: "text/plain", Text: "t"},
+		{Type: "resource", URI: "file:///b", Data: "aGk="},
+		{Raw: json.RawMessage(`{"type":"new","x":1}`)},
+	}, Structured: json.RawMessage(`{"n":9007199254740993}`), Meta: json.RawMessage(`{"m":1}`), IsError: true}
+	for _, modern := range []bool{false, true} {
+		b, err = encodeResult(res, modern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decodeToolResult(b)
+		if err != nil {
+			t.Fatalf("%s: %v", b, err)
+		}
+		for i := range got.Content {
+			got.Content[i].Raw = nil
+		}
+		want := *res
+		want.Content = append([]Content(nil), res.Content...)
+		want.Content[5] = Content{Type: "new"}
+		if !reflect.DeepEqual(got.Result, want) {
+			t.Errorf("the result came back as %+v, want %+v", got.Result, want)
+		}
+	}
+}
+
+// faultyChild serves a FaultyServer over stdio, whose fault, the first
+// argument, begins with the first call.
+func faultyChild(args []string) int {
+	var f Fault
+	for f.String() != args[0] {
+		f++
+	}
+	s := echoServer(FaultNone)
+	calls := readerFunc(func(p []byte) (int, error) {
+		n, err := os.Stdin.Read(p)
+		if bytes.Contains(p[:n], []byte(`"tools/call"`)) {
+			s.SetFault(f)
+		}
+		return n, err
+	})
+	if err := s.Serve(calls, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// Each fault comes to the same, whichever way the server is reached.
+func TestFaultyWaysAgree(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ways := map[string]func(t *testing.T, f Fault, cfg Config) (Session, func()){
+		"session": func(t *testing.T, f Fault, cfg Config) (Session, func()) {
+			s := echoServer(FaultNone)
+			return s, func() { s.SetFault(f) }
+		},
+		"stdio": func(t *testing.T, f Fault, cfg Config) (Session, func()) {
+			cfg.Command = []string{exe, f.String()}
+			cfg.Env = map[string]string{childEnv: "faulty", quickExit[0]: quickExit[1]}
+			return NewSession(newTestTransport(t, cfg), cfg, nil), func() {}
+		},
+	}
+	for name, set := range map[string]func(*FaultyServer){
+		"http":         func(s *FaultyServer) {},
+		"sse":          func(s *FaultyServer) { s.SSE = true },
+		"sessions":     func(s *FaultyServer) { s.Sessions = true },
+		"modern":       func(s *FaultyServer) { s.Modern = true },
+		"modern + sse": func(s *FaultyServer) { s.Modern, s.SSE = true, true },
+	} {
+		ways[name] = func(t *testing.T, f Fault, cfg Config) (Session, func()) {
+			s := echoServer(FaultNone)
+			set(s)
+			srv := httptest.NewServer(s)
+			t.Cleanup(srv.Close)
+			cfg.Endpoint = srv.URL
+			return NewSession(newTestTransport(t, cfg), cfg, nil), func() { s.SetFault(f) }
+		}
+	}
+	for name, open := range ways {
+		for _, tt := range []struct {
+			fault  Fault
+			reason Reason
+		}{
+			{FaultNone, ""},
+			{FaultUnreachable, ReasonUnavailable},
+			{FaultFlapping, ReasonUnavailable},
+			{FaultSlow, ReasonCancelled},
+			{FaultMalformed, ReasonProtocol},
+			{FaultTruncated, ReasonDisconnected},
+		} {
+			t.Run(name+"/"+tt.fault.String(), func(t *testing.T) {
+				t.Parallel()
+				s, begin := open(t, tt.fault, Config{Name: "faulty"})
+				defer s.Close()
+				info, err := s.Initialize(t.Context())
+				if err != nil || info.Name != "faulty" {
+					t.Fatalf("Initialize = %+v, %v", info, err)
+				}
+				if tools, err := s.ListTools(t.Context()); err != nil || len(tools) != 1 || tools[0].Name != "echo" {
+					t.Fatalf("ListTools = %+v, %v", tools, err)
+				}
+				begin()
+				ctx := t.Context()
+				if tt.fault == FaultSlow {
+					limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+					defer cancel()
+					ctx = limited
+				}
+				res, err := s.CallTool(ctx, &Call{Tool: "echo", Arguments: map[string]any{"a": 1}})
+				if tt.reason == "" {
+					if err != nil || res.Text() != `{"a":1}` {
+						t.Fatalf("CallTool = %+v, %v", res, err)
+					}
+					return
+				}
+				reason := tt.reason
+				if name == "stdio" && reason == ReasonUnavailable {
+					reason = ReasonDisconnected // the pipe closes
+				}
+				var te *TransportError
+				if !errors.As(err, &te) || te.Reason != reason {
+					t.Errorf("CallTool = %v, want %s", err, reason)
+				}
+			})
+		}
+	}
 }

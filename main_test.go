@@ -25,6 +25,7 @@ var children = map[string]func(args []string) int{
 	"case":            caseChild,
 	"case-grandchild": caseGrandchild,
 	"contract":        contractChild,
+	"faulty":          faultyChild,
 	"serve":           serveChild,
 	"sleep":           sleepChild,
 	"double":          doubleChild,

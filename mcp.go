@@ -435,7 +435,7 @@ type Origin struct {
 	Op       string // "connect", "tools/list", "tools/call", …
 	Call     string // the id of the operation, as in its span and log lines
 	Attempts int    // attempts made, the transport's own tries included
-	GaveUp   string // why no further attempt was made: see [Guard]
+	GaveUp   string // why no further attempt was made: see [Guard.Do]
 }
 
 // origin lets the policy find the Origin inside any error of this package.
@@ -1114,7 +1114,7 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 	if params != nil {
 		b, err := appendValue(nil, params)
 		if err != nil || len(b) < 2 || b[0] != '{' {
-			return s.failure(method, ReasonProtocol, "params must encode to a JSON object", nil)
+			return s.unfit(&d)
 		}
 		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
 			if name, _ := decodeValue(member(b, key)); d.name == "" {
@@ -1143,6 +1143,15 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 		}
 	}
 	return nil
+}
+
+// unfit is the refusal of a request that cannot be written as JSON.
+func (s *TransportSession) unfit(d *dialog) error {
+	e := &ArgumentError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Tool: d.method, Issues: []Issue{{Keyword: "type", Want: "an object that can be written as JSON"}}}
+	if d.call != nil {
+		e.Tool = d.call.Tool
+	}
+	return e
 }
 
 // Close ends the session and its transport. Operations in flight end with an
@@ -1231,7 +1240,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 			return nil, err
 		}
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
-			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+			return nil, s.unfit(d)
 		}
 		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
 		if len(*buf) == len("{}") {

@@ -24,12 +24,12 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -759,7 +759,7 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		verify  *tls.CertificateVerificationError
 		record  tls.RecordHeaderError
 		dns     *net.DNSError
-		errno   syscall.Errno
+		sys     *os.SyscallError
 		ne      net.Error
 	)
 	switch {
@@ -775,8 +775,8 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return "not TLS", nil, true
 	case errors.As(err, &dns):
 		return "", dns, false
-	case errors.As(err, &errno):
-		return "", errno, false
+	case errors.As(err, &sys):
+		return "", sys.Err, false // "connection refused"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "", io.ErrUnexpectedEOF, false
 	case errors.As(err, &ne) && ne.Timeout():
