@@ -221,39 +221,24 @@ func (c Config) withDefaults() Config {
 			c.Transport = "http"
 		}
 	}
-	orText := func(p *string, d string) {
-		if *p == "" {
-			*p = d
-		}
-	}
-	orTime := func(p *time.Duration, d time.Duration) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	orInt := func(p *int, d int) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	orText(&c.Protocol, "auto")
-	orText(&c.Arguments, "enforce")
-	orText(&c.Results, "enforce")
-	orTime(&c.ConnectTimeout, 30*time.Second)
-	orTime(&c.DiscoveryTimeout, 15*time.Second)
-	orTime(&c.CallTimeout, 30*time.Second)
-	orTime(&c.ReadTimeout, 30*time.Second)
-	orInt(&c.MaxMessageBytes, 8<<20)
-	orInt(&c.MaxInFlight, 32)
-	orInt(&c.MaxTools, 128)
-	orInt(&c.MaxSchemaBytes, 1<<20)
-	orInt(&c.MaxResultBytes, 64<<10)
-	orInt(&c.Retry.MaxAttempts, 1)
-	orTime(&c.Retry.BaseDelay, 200*time.Millisecond)
-	orTime(&c.Retry.MaxDelay, 5*time.Second)
-	orTime(&c.Retry.MaxRetryAfter, 60*time.Second)
-	orInt(&c.BreakerFailures, 5)
-	orTime(&c.BreakerReset, 30*time.Second)
+	c.Protocol = cmp.Or(c.Protocol, "auto")
+	c.Arguments = cmp.Or(c.Arguments, "enforce")
+	c.Results = cmp.Or(c.Results, "enforce")
+	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 30*time.Second)
+	c.DiscoveryTimeout = cmp.Or(c.DiscoveryTimeout, 15*time.Second)
+	c.CallTimeout = cmp.Or(c.CallTimeout, 30*time.Second)
+	c.ReadTimeout = cmp.Or(c.ReadTimeout, 30*time.Second)
+	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, 8<<20)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, 32)
+	c.MaxTools = cmp.Or(c.MaxTools, 128)
+	c.MaxSchemaBytes = cmp.Or(c.MaxSchemaBytes, 1<<20)
+	c.MaxResultBytes = cmp.Or(c.MaxResultBytes, 64<<10)
+	c.Retry.MaxAttempts = cmp.Or(c.Retry.MaxAttempts, 1)
+	c.Retry.BaseDelay = cmp.Or(c.Retry.BaseDelay, 200*time.Millisecond)
+	c.Retry.MaxDelay = cmp.Or(c.Retry.MaxDelay, 5*time.Second)
+	c.Retry.MaxRetryAfter = cmp.Or(c.Retry.MaxRetryAfter, 60*time.Second)
+	c.BreakerFailures = cmp.Or(c.BreakerFailures, 5)
+	c.BreakerReset = cmp.Or(c.BreakerReset, 30*time.Second)
 	return c
 }
 
@@ -450,7 +435,7 @@ type Origin struct {
 	Op       string // "connect", "tools/list", "tools/call", …
 	Call     string // the id of the operation, as in its span and log lines
 	Attempts int    // attempts made, the transport's own tries included
-	GaveUp   string // why no further attempt was made: see [Guard]
+	GaveUp   string // why no further attempt was made: see [Guard.Do]
 }
 
 // origin lets the policy find the Origin inside any error of this package.
@@ -549,34 +534,15 @@ type RPCError struct {
 }
 
 func (e *RPCError) Error() string {
-	return e.prefix() + "refused: JSON-RPC error " + strconv.Itoa(e.Code) + rpcCodeText(e.Code)
+	return e.prefix() + "refused: JSON-RPC error " + strconv.Itoa(e.Code) + rpcCodes[e.Code]
 }
 
-// rpcCodeText names the codes that the protocol assigns.
-func rpcCodeText(code int) string {
-	switch code {
-	case -32700:
-		return " (parse error)"
-	case -32600:
-		return " (invalid request)"
-	case -32601:
-		return " (method not found)"
-	case -32602:
-		return " (invalid params)"
-	case -32603:
-		return " (internal error)"
-	case -32002:
-		return " (resource not found)"
-	case -32020:
-		return " (header mismatch)"
-	case -32021:
-		return " (missing client capability)"
-	case -32022:
-		return " (unsupported protocol version)"
-	case -32042:
-		return " (URL elicitation required)"
-	}
-	return ""
+// rpcCodes names the codes that the protocol assigns.
+var rpcCodes = map[int]string{
+	-32700: " (parse error)", -32600: " (invalid request)", -32601: " (method not found)",
+	-32602: " (invalid params)", -32603: " (internal error)", -32002: " (resource not found)",
+	-32020: " (header mismatch)", -32021: " (missing client capability)",
+	-32022: " (unsupported protocol version)", -32042: " (URL elicitation required)",
 }
 
 // A ProtocolError is an answer that is none: a result outside its tool's
@@ -1147,7 +1113,7 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 	if params != nil {
 		b, err := appendValue(nil, params)
 		if err != nil || len(b) < 2 || b[0] != '{' {
-			return s.failure(method, ReasonProtocol, "params must encode to a JSON object", nil)
+			return s.unfit(&d)
 		}
 		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
 			if name, _ := decodeValue(member(b, key)); d.name == "" {
@@ -1176,6 +1142,15 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 		}
 	}
 	return nil
+}
+
+// unfit is the refusal of a request that cannot be written as JSON.
+func (s *TransportSession) unfit(d *dialog) error {
+	e := &ArgumentError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Tool: d.method, Issues: []Issue{{Keyword: "type", Want: "an object that can be written as JSON"}}}
+	if d.call != nil {
+		e.Tool = d.call.Tool
+	}
+	return e
 }
 
 // Close ends the session and its transport. Operations in flight end with an
@@ -1264,7 +1239,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 			return nil, err
 		}
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
-			return nil, s.failure(d.method, ReasonProtocol, "the arguments cannot be encoded", nil)
+			return nil, s.unfit(d)
 		}
 		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
 		if len(*buf) == len("{}") {

@@ -653,7 +653,8 @@ func TestRequest(t *testing.T) {
 	if err := s.Request(t.Context(), "x/y", nil, &out); !errors.Is(err, ReasonProtocol) {
 		t.Errorf("a result of another shape: %v", err)
 	}
-	if err := s.Request(t.Context(), "x/y", 7, nil); !errors.Is(err, ReasonProtocol) {
+	var ae *ArgumentError
+	if err := s.Request(t.Context(), "x/y", 7, nil); !errors.As(err, &ae) {
 		t.Errorf("params that are no object: %v", err)
 	}
 }

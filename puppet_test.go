@@ -76,6 +76,7 @@ const puppetEnv = "MCP_PUPPET" // marks the processes of one test
 //	deaf        reads nothing after it has listed its tool
 //	wait=N      answers no call before N of them have come
 //	spoil=M:A   does act A for the answer to the first request of method M
+//	once=DIR    does so only in the first process that is given this directory
 func puppetChild(args []string) int {
 	set := map[string]string{}
 	for _, a := range args {
@@ -87,6 +88,11 @@ func puppetChild(args []string) int {
 		signal.Ignore(syscall.SIGTERM)
 	}
 	method, act, _ := strings.Cut(set["spoil"], ":")
+	if has("once") {
+		if os.Mkdir(set["once"], 0o700) != nil {
+			method = "" // an earlier start has done it
+		}
+	}
 	wait, _ := strconv.Atoi(set["wait"])
 	var held []envelope
 	in := bufio.NewReaderSize(os.Stdin, 64<<10)

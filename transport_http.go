@@ -24,12 +24,12 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -45,6 +45,7 @@ const (
 	farewellWait   = time.Second           // for a notifications/cancelled
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
 	closeWait      = 2 * time.Second       // for everything that Close does
+	idleWait       = 4 * time.Second       // Node closes idle connections after five: a request that meets that is lost
 	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
@@ -164,6 +165,7 @@ func ownHTTPTransport(slots int) *http.Transport {
 		slots = math.MaxInt16
 	}
 	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
+	tr.IdleConnTimeout = idleWait
 	dial := tr.DialContext
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -750,7 +752,7 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		verify  *tls.CertificateVerificationError
 		record  tls.RecordHeaderError
 		dns     *net.DNSError
-		errno   syscall.Errno
+		sys     *os.SyscallError
 		ne      net.Error
 	)
 	switch {
@@ -766,8 +768,8 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return "not TLS", nil, true
 	case errors.As(err, &dns):
 		return "", dns, false
-	case errors.As(err, &errno):
-		return "", errno, false
+	case errors.As(err, &sys):
+		return "", sys.Err, false // "connection refused"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "", io.ErrUnexpectedEOF, false
 	case errors.As(err, &ne) && ne.Timeout():

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -855,7 +856,7 @@ type brittleConn struct {
 func (c *brittleConn) Write(b []byte) (int, error) {
 	if c.left.Load() > 0 {
 		c.left.Add(-1)
-		return 0, &net.OpError{Op: "write", Err: syscall.EPIPE}
+		return 0, &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}
 	}
 	return c.Conn.Write(b)
 }
@@ -1118,7 +1119,7 @@ func TestHTTPConnectTries(t *testing.T) {
 	dials := 0
 	refuse := func(context.Context, string, string) (net.Conn, error) {
 		dials++
-		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
 	with := func(dial func(context.Context, string, string) (net.Conn, error)) func(*Config, *Options) {
 		return func(cfg *Config, o *Options) {
@@ -1163,7 +1164,7 @@ func TestHTTPConnectTries(t *testing.T) {
 	})
 	for name, err := range map[string]error{
 		"no such host": &net.DNSError{Err: "no such host", Name: "pipe", IsNotFound: true},
-		"reset":        &net.OpError{Op: "read", Err: syscall.ECONNRESET},
+		"reset":        &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
 		"unknown":      errors.New(canary),
 		"EOF":          io.EOF,
 	} {
@@ -1223,7 +1224,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 func TestHTTPForeignRoundTripper(t *testing.T) {
 	wrapped := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}}
 	for _, tt := range []struct {
 		name   string
@@ -1477,7 +1478,7 @@ func TestHTTPCancelled(t *testing.T) {
 			if time.Since(start) != time.Second {
 				t.Errorf("%s: took %v: the caller waits for the cancellation", tt.method, time.Since(start))
 			}
-			synctest.Wait()
+			_ = tr.Close() // which lets the cancellation go out
 			mu.Lock()
 			defer mu.Unlock()
 			want := ids[:1]

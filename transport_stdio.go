@@ -3,7 +3,7 @@ package mcp
 // A server as a child process: one JSON message a line, over its stdin and
 // stdout. Here is the transport, which has at most one child at a time and
 // writes each request on its caller's goroutine; transport_stdio_child.go has
-// the process and what serves it, transport_stdio_lines.go the framing, and the
+// the process, transport_stdio_pipes.go what goes through its pipes, and the
 // other siblings what systems do differently. They know Config, Request and the
 // errors; they know no session and no policy.
 
@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,11 +45,12 @@ const (
 type StdioTransport struct {
 	cfg     Config
 	stderr  io.Writer
+	log     *slog.Logger
 	recycle func([]byte)   // give, as a value made once
 	large   sync.Pool      // of *[]byte: buffers for long lines
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
-	inbound *Inbound       // of the first Open; belongs to the holder of that token
+	inbound *Inbound       // of the first Open; belongs to the token
 	child   atomic.Pointer[child]
 	closed  atomic.Bool
 	lastID  atomic.Int64
@@ -60,6 +62,7 @@ func newStdioTransport(cfg Config, o *Options) *StdioTransport {
 	t := &StdioTransport{
 		cfg:     cfg,
 		stderr:  o.Stderr,
+		log:     o.Logger,
 		slots:   make(chan *exchange, max(cfg.MaxInFlight, 1)),
 		opening: make(chan struct{}, 1),
 	}
@@ -78,48 +81,56 @@ func (t *StdioTransport) Open(ctx context.Context, in Inbound) (fresh bool, err 
 	select {
 	case t.opening <- struct{}{}:
 	case <-ctx.Done():
-		return false, t.fault(ctx, "connect", ReasonCancelled, false, "another start was under way")
+		return false, t.fault(ctx, "connect", ReasonCancelled, false, "waiting for another start")
 	}
-	if c := t.child.Load(); c != nil {
-		if c.alive() {
-			<-t.opening
-			return false, nil
-		}
-		select { // no two trees at a time
-		case <-c.done:
-		case <-ctx.Done():
-			<-t.opening
-			return false, t.fault(ctx, "connect", ReasonCancelled, false, "the last child had not ended")
-		}
+	type opened struct {
+		fresh bool
+		err   error
 	}
-	if t.closed.Load() {
-		<-t.opening
-		return false, t.fault(ctx, "connect", ReasonDisconnected, false, "transport closed")
-	}
-	if t.inbound == nil {
-		t.inbound = &in
-	}
-	failed := make(chan error)
+	done := make(chan opened)
 	// The system may take its time over a start, and cannot be told to stop.
 	// This goroutine ends with the start, and ends a child that nobody waited
 	// for; the next Open, and Close, wait for it by the token.
 	go func() {
 		defer func() { <-t.opening }()
-		err := t.spawn()
+		fresh, err := t.start(ctx, in)
 		select {
-		case failed <- err:
+		case done <- opened{fresh, err}:
 		case <-ctx.Done():
-			if err == nil {
+			if fresh {
 				t.child.Load().end(0, "start given up")
 			}
 		}
 	}()
 	select {
-	case err = <-failed:
+	case o := <-done:
+		return o.fresh, o.err
 	case <-ctx.Done():
-		return false, t.fault(ctx, "connect", ReasonCancelled, false, "the start was not done")
+		return false, t.fault(ctx, "connect", ReasonCancelled, false, "starting")
 	}
-	if err != nil {
+}
+
+// start is Open with the token.
+func (t *StdioTransport) start(ctx context.Context, in Inbound) (fresh bool, err error) {
+	if c := t.child.Load(); c != nil {
+		if c.alive() {
+			return false, nil
+		}
+		select { // no two trees at a time
+		case <-c.done:
+		case <-ctx.Done():
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return false, t.fault(ctx, "connect", ReasonCancelled, false, "not started")
+	case t.closed.Load():
+		return false, t.fault(ctx, "connect", ReasonDisconnected, false, "transport closed")
+	}
+	if t.inbound == nil {
+		t.inbound = &in
+	}
+	if err := t.spawn(); err != nil {
 		e := t.fault(ctx, "connect", ReasonUnavailable, false, "the command did not start")
 		e.Err = err
 		return false, e
@@ -143,7 +154,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
 	x.id, x.until, x.stream = t.lastID.Add(1), until, req.Stream
-	if n := len(req.Params); n > smallLine {
+	if n := len(req.Params); n > smallLine && n <= t.cfg.MaxMessageBytes {
 		x.line = t.grab(n + smallLine)
 	}
 	x.line = appendRequest(x.line[:0], x.id, req.Method, req.Params)

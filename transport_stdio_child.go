@@ -1,21 +1,20 @@
 package mcp
 
-// The process behind a StdioTransport: how it is started, read, written to and
-// ended. One goroutine reads stdout, looks for the id only, and hands the line
-// to the caller that waits for it, so that a bad line costs its caller alone. A
-// second drains stderr. A third waits for the process itself from the first slow
-// call on, since an orphan that holds stdout open hides the end of its parent.
+// The process behind a StdioTransport, from its start to the end of its tree,
+// and the table of the requests that wait for it. It is served by a goroutine
+// that reads stdout, another that drains stderr, and, from the first slow call
+// on, a third that waits for the process itself, since an orphan that holds
+// stdout open hides the end of its parent. transport_stdio_pipes.go has what is
+// read and written.
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"os/exec"
-	"slices"
-	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -34,7 +33,7 @@ type child struct {
 	lines          lineCutter // the reader's
 	tail           tail
 	turn           chan struct{}      // holds a token while a message is written
-	cancelled      context.CancelFunc // ends the handlers of the server's requests
+	stop           context.CancelFunc // ends the handlers of the server's requests
 	exit           chan struct{}      // closed when the process has ended
 	state          *os.ProcessState   // set before exit is closed, or after that by bury
 	heard, drained chan struct{}      // closed at the end of the reader, of the drain
@@ -98,7 +97,7 @@ func (t *StdioTransport) spawn() error {
 	c.proc = cmd.Process
 	c.tree.adopt(c.proc)
 	ctx, cancel := context.WithCancel(context.Background())
-	c.cancelled = cancel
+	c.stop = cancel
 	t.child.Store(c)
 	go c.read(ctx)       // both end with their pipe, at the latest when bury
 	go c.drain(t.stderr) // closes it, and bury waits for them
@@ -189,334 +188,6 @@ func (c *child) claimOnly() *exchange {
 // about to be.
 func (c *child) withdraw(x *exchange) bool { return c.claim(x.id) != nil }
 
-// write writes x.line when its turn comes, and until its time is up. Sent
-// reports whether the server may have got it. A line that is cut off has
-// spoilt the stream: it costs the child.
-func (c *child) write(ctx context.Context, x *exchange) (sent bool, why Reason) {
-	select {
-	case c.turn <- struct{}{}:
-	default:
-		if why := c.await(ctx, x); why != "" {
-			return false, why
-		}
-	}
-	if c.deadline == nil {
-		return c.writeAside(ctx, x)
-	}
-	defer func() { <-c.turn }()
-	for n := 0; ; {
-		c.setSlice(time.Now(), x.until)
-		m, err := c.stdin.Write(x.line[n:])
-		n += m
-		switch {
-		case err == nil:
-			return true, ""
-		case !errors.Is(err, os.ErrDeadlineExceeded):
-			c.end(stdioParting, "")
-			return n > 0, ReasonDisconnected
-		case ctx.Err() != nil:
-			why = ReasonCancelled
-		case !x.until.IsZero() && !time.Now().Before(x.until):
-			why = ReasonTimeout
-		default:
-			continue
-		}
-		if n > 0 {
-			c.end(0, "a request was cut off")
-		}
-		return n > 0, why
-	}
-}
-
-// await waits for the turn, as long as x has time: what is on the table is told
-// by its reply, which stays there for the caller.
-func (c *child) await(ctx context.Context, x *exchange) Reason {
-	var expired <-chan time.Time
-	if x.reply == nil {
-		ch, stop := after(x.until)
-		defer stop()
-		expired = ch
-	}
-	select {
-	case c.turn <- struct{}{}:
-		return ""
-	case <-ctx.Done():
-		return ReasonCancelled
-	case <-expired:
-		return ReasonTimeout
-	case r := <-x.reply:
-		x.reply <- r
-		return r.why
-	}
-}
-
-// setSlice sets a deadline for a write at which it looks whether it should go
-// on, until at the latest. What an earlier write has set may do.
-func (c *child) setSlice(now, until time.Time) {
-	left := c.slice.Sub(now)
-	early := !until.IsZero() && until.Before(c.slice)
-	if left > stdioSlice/2 && !early {
-		return
-	}
-	c.slice = now.Add(stdioSlice)
-	if !until.IsZero() && until.Before(c.slice) {
-		c.slice = until
-	}
-	c.deadline.SetWriteDeadline(c.slice)
-}
-
-// writeAside is write where the system knows no deadlines for pipes (Windows,
-// Plan 9). It is called with the turn.
-func (c *child) writeAside(ctx context.Context, x *exchange) (sent bool, why Reason) {
-	line, written := x.line, make(chan error, 1)
-	// It ends with the write, which the end of the child sets free.
-	go func() {
-		_, err := c.stdin.Write(line)
-		<-c.turn
-		written <- err
-	}()
-	expired, stop := after(x.until)
-	defer stop()
-	select {
-	case err := <-written:
-		if err != nil {
-			c.end(stdioParting, "")
-			return true, ReasonDisconnected
-		}
-		return true, ""
-	case <-ctx.Done():
-		why = ReasonCancelled
-	case <-expired:
-		why = ReasonTimeout
-	}
-	x.line = nil // still being written
-	c.end(0, "a request was cut off")
-	return true, why
-}
-
-// cancel tells the server that a request was given up, if that can be said at
-// once. The handshake is not cancellable (MCP, cancellation).
-func (c *child) cancel(method string, id int64, why Reason) {
-	if method == "initialize" || method == "server/discover" {
-		return
-	}
-	params := `{"requestId":` + strconv.FormatInt(id, 10) + `,"reason":"` + string(why) + `"}`
-	line := frame(appendNotification(nil, "notifications/cancelled", []byte(params)))
-	c.write(context.Background(), &exchange{line: line, until: time.Now().Add(stdioCancel)})
-}
-
-// read is the reader. ctx is for the handlers of the server's requests.
-func (c *child) read(ctx context.Context) {
-	defer close(c.heard)
-	d, _ := c.stdout.(interface{ SetReadDeadline(time.Time) error })
-	stalled, armed := false, false
-	for {
-		for {
-			line, over, ok := c.lines.next()
-			if !ok {
-				break
-			}
-			c.take(ctx, line, over)
-		}
-		if mid := len(c.lines.rest()) > 0 && !stalled && c.t.cfg.ReadTimeout > 0; d != nil && (mid || armed) {
-			var until time.Time
-			if mid {
-				until = time.Now().Add(c.t.cfg.ReadTimeout)
-			}
-			d.SetReadDeadline(until)
-			armed = mid
-		}
-		n, err := c.stdout.Read(c.lines.room())
-		c.lines.add(n)
-		if stalled = errors.Is(err, os.ErrDeadlineExceeded); stalled {
-			c.stall()
-		} else if err != nil {
-			if b := c.lines.rest(); len(b) > 0 {
-				if _, err := scanEnvelope(b); err == nil {
-					c.message(ctx, bytes.Clone(b), false)
-				}
-			}
-			c.end(stdioParting, "")
-			return
-		}
-	}
-}
-
-// take takes one line.
-func (c *child) take(ctx context.Context, line []byte, over bool) {
-	if over {
-		id, ok := peekID(line)
-		if !ok {
-			c.t.skipped.Add(1)
-		} else if x := c.claim(id); x != nil {
-			x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
-		}
-		return
-	}
-	if line[0] != '[' {
-		c.message(ctx, line, true)
-		return
-	}
-	elems, ok := scanBatch(line) // allowed by 2025-03-26
-	if !ok {
-		c.t.skipped.Add(1)
-	}
-	for _, e := range elems {
-		c.message(ctx, e, false)
-	}
-}
-
-// message takes one message: a line as the cutter returned it, or a part of it.
-func (c *child) message(ctx context.Context, b []byte, line bool) {
-	id, answer := peekID(b)
-	var e envelope
-	if !answer {
-		var err error
-		if e, err = scanEnvelope(b); err != nil {
-			c.t.skipped.Add(1)
-			return
-		}
-		if e.method == "" {
-			id, answer = intID(e.id)
-		}
-	}
-	switch {
-	case answer:
-		if x := c.claim(id); x != nil {
-			c.deliver(x, b, line, false)
-		} else {
-			c.t.late.Add(1)
-		}
-	case string(e.id) == "null" && e.method != "":
-		c.t.skipped.Add(1)
-	case e.method == "":
-		var x *exchange
-		if e.err != nil && (e.id == nil || string(e.id) == "null") {
-			x = c.claimOnly()
-		}
-		if x != nil {
-			c.deliver(x, b, line, true)
-		} else {
-			c.t.skipped.Add(1)
-		}
-	case e.id == nil:
-		if c.in.Notify != nil {
-			c.in.Notify(e.method, bytes.Clone(e.params))
-		}
-	default:
-		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
-	}
-}
-
-// deliver hands x its answer.
-func (c *child) deliver(x *exchange, b []byte, line, blind bool) {
-	r := reply{blind: blind}
-	if line {
-		r.line, r.large = c.lines.own(b)
-	} else {
-		r.line = bytes.Clone(b)
-	}
-	x.reply <- r
-}
-
-// stall fails the calls that a line without an end holds up: the one it
-// answers, or, if it does not say, all that have waited as long.
-func (c *child) stall() {
-	r := reply{why: ReasonTimeout, detail: "a line stalled before its end"}
-	if id, ok := peekID(c.lines.rest()); ok {
-		if x := c.claim(id); x != nil {
-			x.reply <- r
-		}
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for id, x := range c.table {
-		if !x.stream && time.Since(x.since) >= c.t.cfg.ReadTimeout {
-			delete(c.table, id)
-			x.reply <- r
-		}
-	}
-}
-
-// drain keeps stderr from filling up.
-func (c *child) drain(w io.Writer) {
-	defer close(c.drained)
-	if w == nil {
-		close(c.copied)
-	} else {
-		queue := make(chan []byte, stdioQueue)
-		defer close(queue)
-		c.tail.forward = queue
-		// It ends when drain does, unless w never returns; bury waits a
-		// little for it.
-		go func() {
-			defer close(c.copied)
-			for b := range queue {
-				w.Write(b)
-			}
-		}()
-	}
-	buf := make([]byte, 2<<10)
-	for {
-		n, err := c.stderr.Read(buf)
-		c.tail.write(buf[:n])
-		if err != nil {
-			return
-		}
-	}
-}
-
-// enqueue has a request of the server answered, unless too many wait for that.
-func (c *child) enqueue(ctx context.Context, e envelope) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dead || len(c.queue) >= stdioQueue || c.queued+len(e.params) > c.t.cfg.MaxMessageBytes {
-		c.t.skipped.Add(1)
-		return
-	}
-	c.queue = append(c.queue, e)
-	c.queued += len(e.params)
-	if c.handlers < stdioHandlers {
-		c.handlers++
-		go c.handle(ctx) // ends with the queue; bury waits for idle
-	}
-}
-
-// handle answers requests of the server until none waits.
-func (c *child) handle(ctx context.Context) {
-	for {
-		c.mu.Lock()
-		if len(c.queue) == 0 {
-			c.handlers--
-			if c.dead && c.handlers == 0 {
-				close(c.idle)
-			}
-			c.mu.Unlock()
-			return
-		}
-		e := c.queue[0]
-		c.queue = slices.Delete(c.queue, 0, 1)
-		c.queued -= len(e.params)
-		c.mu.Unlock()
-
-		var result json.RawMessage
-		err := error(&RPCError{Code: -32601, Message: "method not found"})
-		if c.in.Request != nil {
-			result, err = c.in.Request(ctx, e.method, e.params)
-		}
-		if err == errNoAnswer {
-			continue
-		}
-		var rpc *RPCError
-		if err != nil && !errors.As(err, &rpc) || len(result) > c.t.cfg.MaxMessageBytes {
-			rpc = &RPCError{Code: -32603, Message: "internal error"}
-		}
-		line := frame(appendResponse(nil, e.id, result, rpc))
-		c.write(ctx, &exchange{line: line, until: time.Now().Add(stdioAnswer)})
-	}
-}
-
 // watchLocked begins to wait for the process, if that is not done yet. The
 // system is asked not to reap it (see [tree.await]), so that the number of its
 // group stays ours until the group has been killed. It is called with c.mu held.
@@ -547,8 +218,11 @@ func (c *child) fail(detail string) {
 		x.reply <- reply{why: ReasonDisconnected}
 	}
 	clear(c.table)
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 	c.queue = nil
-	c.cancelled()
+	c.stop()
 	if c.handlers == 0 {
 		close(c.idle)
 	}
@@ -585,7 +259,7 @@ func (c *child) bury(grace time.Duration) {
 	c.stdin.Close()
 	exited := within(c.exit, grace)
 	if !exited {
-		c.fail("its output has ended")
+		c.fail("the child closed a pipe")
 		if c.tree.terminate(c.proc) == nil {
 			exited = within(c.exit, stdioLimit-grace)
 		}
@@ -596,13 +270,13 @@ func (c *child) bury(grace time.Duration) {
 		within(c.drained, time.Until(until))
 	}
 	c.tree.kill(c.proc)
-	detail := "the process cannot be killed"
+	code, detail, reaped := 0, "the process cannot be killed", false
 	if within(c.exit, time.Second) {
 		if c.state == nil {
 			c.state, _ = c.proc.Wait()
 		}
-		if c.state != nil {
-			detail = c.state.String()
+		if reaped = c.state != nil; reaped {
+			code, detail = c.state.ExitCode(), c.state.String()
 		}
 		for until := time.Now().Add(stdioSweep); !c.tree.gone(c.proc) && time.Now().Before(until); {
 			time.Sleep(time.Millisecond)
@@ -614,13 +288,126 @@ func (c *child) bury(grace time.Duration) {
 	within(c.heard, stdioLinger)
 	within(c.drained, stdioLinger)
 	c.fail(detail)
+	if c.t.log != nil {
+		c.t.log.Debug("mcp: child ended", "server", c.t.cfg.Name, "status", detail,
+			"skipped", c.t.skipped.Load(), "late", c.t.late.Load())
+	}
 	within(c.idle, stdioLinger)
 	within(c.copied, stdioLinger)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != nil {
-		c.code, c.reaped = c.state.ExitCode(), true
+	c.code, c.reaped = code, reaped
+}
+
+// drain keeps stderr from filling up.
+func (c *child) drain(w io.Writer) {
+	defer close(c.drained)
+	if w == nil {
+		close(c.copied)
+	} else {
+		queue := make(chan []byte, stdioQueue)
+		defer close(queue)
+		c.tail.forward = queue
+		// It ends when drain does, unless w never returns; bury waits a
+		// little for it.
+		go func() {
+			defer close(c.copied)
+			for b := range queue {
+				w.Write(b)
+			}
+		}()
 	}
+	buf := make([]byte, 2<<10)
+	for {
+		n, err := c.stderr.Read(buf)
+		c.tail.write(buf[:n])
+		if err != nil {
+			c.tail.end()
+			return
+		}
+	}
+}
+
+const (
+	tailLines = 50
+	tailLine  = 1 << 10
+)
+
+// A tail keeps the last lines of stderr. Of a line that is written over and
+// over by CR, it keeps the last state.
+type tail struct {
+	forward chan<- []byte // gets a copy of each line, unless it is full
+
+	mu   sync.Mutex // guards the fields below
+	ring [tailLines][]byte
+	n    int    // lines written to ring, ever
+	line []byte // the line of which the end has not come
+	cr   bool   // what comes next, unless a newline, starts the line again
+}
+
+// write takes what the child wrote.
+func (t *tail) write(p []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(p) > 0 {
+		part, rest, ended := bytes.Cut(p, []byte("\n"))
+		p = rest
+		if s := bytes.TrimRight(part, "\r"); len(s) > 0 {
+			if i := bytes.LastIndexByte(s, '\r'); i >= 0 || t.cr {
+				t.line, s = t.line[:0], s[i+1:]
+			}
+			t.line = append(t.line, s[:min(len(s), tailLine-len(t.line))]...)
+			t.cr = len(s) < len(part) && part[len(part)-1] == '\r'
+		} else if len(part) > 0 {
+			t.cr = true
+		}
+		if ended {
+			t.endLocked()
+		}
+	}
+}
+
+// end ends a line that has no newline.
+func (t *tail) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.line) > 0 {
+		t.endLocked()
+	}
+}
+
+// endLocked ends the line. It is called with t.mu held.
+func (t *tail) endLocked() {
+	slot := &t.ring[t.n%tailLines]
+	*slot = append((*slot)[:0], t.line...)
+	t.n++
+	if t.forward != nil {
+		select {
+		case t.forward <- append(bytes.Clone(t.line), '\n'):
+		default:
+		}
+	}
+	t.line, t.cr = t.line[:0], false
+}
+
+// lines returns what is kept, the oldest first.
+func (t *tail) lines() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var s []string
+	for i := max(0, t.n-tailLines); i < t.n; i++ {
+		s = append(s, string(t.ring[i%tailLines]))
+	}
+	if len(t.line) > 0 {
+		s = append(s, string(t.line))
+	}
+	return s[max(0, len(s)-tailLines):]
+}
+
+// last returns the last n bytes of what is kept.
+func (t *tail) last(n int) []byte {
+	b := []byte(strings.Join(t.lines(), "\n"))
+	return b[max(0, len(b)-n):]
 }
 
 // within waits until ch is closed, and reports whether it was in time.

@@ -113,6 +113,7 @@ func serveChild(args []string) int {
 		case "mute":
 			os.Stdout.Close()
 		case "sulk": // read nothing more
+			answer(order{})
 			time.Sleep(time.Minute)
 		case "spawn":
 			answer(order{N: spawnRelative(o.List)})
@@ -455,11 +456,15 @@ func TestStdioNeverReads(t *testing.T) {
 	for _, aside := range []bool{false, true} {
 		t.Run(fmt.Sprintf("aside=%v", aside), func(t *testing.T) {
 			tr := openStdio(t, stdioConfig(t), nil, Inbound{})
-			if aside {
-				tr.child.Load().deadline = nil
+			blind := func() { // takes the deadlines away
+				if c := tr.child.Load(); aside && c.deadline != nil {
+					c.deadline.SetWriteDeadline(time.Time{})
+					c.deadline = nil
+				}
 			}
+			blind()
 			mustEcho(t, tr)
-			tr.Notify(t.Context(), &Request{Method: "sulk"})
+			do(t, tr, "sulk", order{})
 			waiting := make(chan error, 1) // has been written, and is lost with the child
 			go func() {
 				_, err := tr.Call(t.Context(), &Request{Method: "silent"})
@@ -485,15 +490,13 @@ func TestStdioNeverReads(t *testing.T) {
 			if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
 				t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
 			}
+			blind()
 			mustEcho(t, tr)
 
 			// The caller's cancel frees a write as well.
-			tr.Notify(t.Context(), &Request{Method: "sulk"})
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			do(t, tr, "sulk", order{})
+			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 			defer cancel()
-			if aside {
-				tr.child.Load().deadline = nil
-			}
 			_, err = tr.Call(ctx, &Request{Method: "echo", Params: []byte(`"` + strings.Repeat("x", 1<<20) + `"`)})
 			wantChildFault(t, err, ReasonCancelled, true)
 		})
@@ -506,7 +509,7 @@ func TestStdioFullPipe(t *testing.T) {
 	if tr.child.Load().deadline == nil {
 		t.Skip("no write deadlines here")
 	}
-	tr.Notify(t.Context(), &Request{Method: "sulk"})
+	do(t, tr, "sulk", order{})
 	pad := []byte(`"` + strings.Repeat("x", 1000) + `"`)
 	var err error
 	for err == nil {
@@ -541,7 +544,7 @@ func TestStdioExit(t *testing.T) {
 		{name: "exit", method: "exit", order: order{N: 3, Text: canary + ": no database\n"}, detail: "exit status 3", code: 3},
 		{name: "exit 0", method: "exit", order: order{Text: canary}, detail: "exit status 0"},
 		{name: "killed", method: "die", detail: "signal: killed", code: -1},
-		{name: "stdout closed", method: "mute", detail: "its output has ended", code: -1},
+		{name: "stdout closed", method: "mute", detail: "the child closed a pipe", code: -1},
 		{name: "orphan", before: []string{"sleep"}, method: "exit", order: order{N: 4}, detail: "exit status 4", code: 4},
 		{name: "orphan with pipes", before: []string{"sleep", "hold", "deaf"}, method: "exit", order: order{N: 5, Text: canary}, detail: "exit status 5", code: 5},
 	}
@@ -1054,11 +1057,11 @@ func TestStdioStderr(t *testing.T) {
 		return copied.Write(p)
 	})
 	tr = openStdio(t, stdioConfig(t), &Options{Stderr: w}, Inbound{})
-	if _, err := do(t, tr, "stderr", order{Text: "one\ntwo\r\n"}); err != nil {
+	if _, err := do(t, tr, "stderr", order{Text: "one\ntwo\r\nthree"}); err != nil {
 		t.Fatal(err)
 	}
 	tr.Close()
-	if got := copied.String(); got != "one\ntwo\n" {
+	if got := copied.String(); got != "one\ntwo\nthree\n" {
 		t.Errorf("copy of stderr = %q", got)
 	}
 }
