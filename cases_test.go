@@ -13,6 +13,7 @@ import (
 	"log"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -799,7 +800,8 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 		BreakerFailures: -1, // a case without a breaker is not about one
 	}
 	if b := p.Breaker; b != nil {
-		cfg.BreakerFailures, cfg.BreakerReset = b.Threshold, ms(b.CooldownMS)
+		// Seven nanoseconds less tell its draws from those of the backoff.
+		cfg.BreakerFailures, cfg.BreakerReset = b.Threshold, ms(b.CooldownMS)-7
 	}
 	if v := p.ProtocolVersions; len(v) > 0 && v[0] != version2026 && v[0] != version2511 {
 		cfg.Protocol = v[0] // else the best one is offered anyhow
@@ -814,8 +816,14 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 		cfg.Optional = !s.Required
 	}
 	o := &Options{Logger: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
-	if p.Jitter == false {
-		o.Rand = func(n int64) int64 { return n - 1 } // the whole of each wait
+	o.Rand = func(n int64) int64 {
+		switch {
+		case n == int64(cfg.BreakerReset/10)+1:
+			return 0 // how much longer than the cooldown the breaker stays open
+		case p.Jitter == false:
+			return n - 1 // the whole of each wait
+		}
+		return rand.Int64N(n)
 	}
 	for capability := range p.ClientCapabilities {
 		if o.Handlers == nil {

@@ -76,14 +76,15 @@ func TestArrows(t *testing.T) {
 	const sessions = "Session TransportSession NewSession New link dialog"
 	tests := map[string]struct{ may, mustNot string }{
 		"breaker.go":         {"", ""},
-		"schema.go":          {"", ""},
+		"schema.go":          {"schema_text.go", ""},
+		"schema_text.go":     {"schema.go", ""},
 		"jsonrpc.go":         {"mcp.go", sessions + " Config Options Transport Request TransportError"},
 		"transport_stdio.go": {"mcp.go jsonrpc.go transport_stdio_*.go", sessions},
 		"transport_http.go":  {"mcp.go jsonrpc.go", sessions},
 		"resilient.go":       {"mcp.go breaker.go", "Transport NewTransport Request"},
-		"fleet.go":           {"mcp.go jsonrpc.go schema.go breaker.go resilient.go", "Transport Request"},
+		"fleet.go":           {"mcp.go jsonrpc.go schema.go schema_text.go breaker.go resilient.go", "Transport Request"},
 		"fake.go":            {"mcp.go jsonrpc.go", ""},
-		"mcp.go":             {"jsonrpc.go schema.go breaker.go resilient.go fleet.go transport_stdio.go transport_http.go", ""},
+		"mcp.go":             {"jsonrpc.go schema.go schema_text.go breaker.go resilient.go fleet.go transport_stdio.go transport_http.go", ""},
 	}
 	files := sources(t)
 	home := map[string]string{}
@@ -153,7 +154,7 @@ func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
 		"mcp.go": 2100, "jsonrpc.go": 950, "transport_stdio.go": 1200, "transport_http.go": 1650, "resilient.go": 1250,
-		"breaker.go": 160, "schema.go": 2600, "fleet.go": 1800, "fake.go": 1050,
+		"breaker.go": 160, "schema.go": 1200, "schema_text.go": 1280, "fleet.go": 1800, "fake.go": 1050,
 	}
 	for name := range sources(t) {
 		b, err := os.ReadFile(name)

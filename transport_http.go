@@ -45,6 +45,7 @@ const (
 	farewellWait   = time.Second           // for a notifications/cancelled
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
 	closeWait      = 2 * time.Second       // for everything that Close does
+	idleWait       = 4 * time.Second       // Node closes idle connections after five: a request that meets that is lost
 	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
@@ -165,6 +166,7 @@ func ownHTTPTransport(slots int) *http.Transport {
 		slots = math.MaxInt16
 	}
 	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
+	tr.IdleConnTimeout = idleWait
 	if tr.MaxResponseHeaderBytes == 0 {
 		tr.MaxResponseHeaderBytes = headerBytes // net/http's own 10 MiB, in short headers, take 50 in memory
 	}

@@ -1,0 +1,1272 @@
+package mcp
+
+// What schema.go reads and writes: equality and the unevaluated keywords; the numbers, patterns and
+// formats in a schema; and what is said about a value that does not fit, to a model and to the host,
+// with the repairs that may be made. Whatever comes from a schema is bounded and quoted here. The two
+// files refer to no other of the package.
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/big"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// among reports whether x is one of the choices.
+func (c *checker) among(e *choice, x any) bool {
+	if s, ok := x.(string); ok {
+		return e.texts[s]
+	}
+	var buf [64]byte
+	return len(e.forms) > 0 && e.forms[string(c.canon(buf[:0], x, 0))]
+}
+
+// equal compares JSON values: numbers by value, objects without order.
+func (c *checker) equal(a, b any) bool {
+	var x, y [64]byte
+	return bytes.Equal(c.canon(x[:0], a, 0), c.canon(y[:0], b, 0)) && c.left >= 0
+}
+
+// canon appends a form of x that equal values share, and no others; nil if the walk has ended.
+func (c *checker) canon(b []byte, x any, depth int) []byte {
+	if c.left--; depth > c.deepest {
+		c.stop("nesting")
+	}
+	if c.left < 0 {
+		return nil
+	}
+	switch v := x.(type) {
+	case nil:
+		return append(b, '0')
+	case bool:
+		return strconv.AppendBool(b, v)
+	case string:
+		c.left -= len(v) >> 6
+		return append(append(strconv.AppendInt(append(b, 's'), int64(len(v)), 10), ':'), v...)
+	case json.Number:
+		c.left -= len(v) >> 6
+		d, ok := parseDecimal(string(v))
+		if !ok {
+			c.stop("number-range")
+		}
+		b = d.appendDigits(append(b, 'd', byte('1'+d.sign)))
+		return append(strconv.AppendInt(append(b, 'e'), int64(d.top), 10), ';')
+	case []any:
+		b = append(b, '[')
+		for i := 0; i < len(v) && c.left >= 0; i++ {
+			b = c.canon(b, v[i], depth+1)
+		}
+		return append(b, ']')
+	case map[string]any:
+		b = append(b, '{')
+		for _, name := range keysOf(v) {
+			b = c.canon(c.canon(b, name, depth), v[name], depth+1)
+		}
+		return append(b, '}')
+	}
+	if x, ok := plainValue(x); ok {
+		return c.canon(b, x, depth)
+	}
+	c.stop("value")
+	return nil
+}
+
+// twins returns the first two equal items, zeroes if there are none: pair by pair while that is cheap,
+// else through a table.
+func (c *checker) twins(v []any) (int, int) {
+	var seen map[string]int
+	var buf []byte
+	if len(v) > 16 {
+		seen = make(map[string]int, len(v))
+	}
+	for j := 0; j < len(v) && c.left >= 0; j++ {
+		if seen == nil {
+			if i := slices.IndexFunc(v[:j], func(x any) bool { return c.equal(x, v[j]) }); i >= 0 {
+				return i, j
+			}
+			continue
+		}
+		buf = c.canon(buf[:0], v[j], 0)
+		if i, ok := seen[string(buf)]; ok && c.left >= 0 {
+			return i, j
+		}
+		seen[string(buf)] = j
+	}
+	return 0, 0
+}
+
+// marks are the items and members that the schemas in place have evaluated. They are made only for a
+// node that asks: nobody else pays.
+type marks struct {
+	all   bool
+	items []bool
+	names map[string]bool
+}
+
+func (c *checker) unevaluated(n *node, x any) (ok bool) {
+	ok = true
+	m := marks{names: map[string]bool{}}
+	list, _ := x.([]any)
+	members, _ := x.(map[string]any)
+	m.items = make([]bool, len(list))
+	if c.mark(n, x, &m, true); m.all {
+		return c.left >= 0
+	}
+	for i, x := range list {
+		ok = (m.items[i] || n.restItems == nil || c.item(n.restItems, x, i)) && ok
+	}
+	for _, name := range keysOf(members) {
+		ok = (m.names[name] || n.restProps == nil || c.extra(n, "unevaluatedProperties", n.restProps, name, members[name])) && ok
+	}
+	return ok && c.left >= 0
+}
+
+// mark collects what n evaluates of x, which fits n. The unevaluated keywords of the node that asks do
+// not count for itself.
+func (c *checker) mark(n *node, x any, m *marks, asks bool) {
+	if c.left--; c.left < 0 || m.all {
+		return
+	}
+	var inPlace []*node
+	switch v := x.(type) {
+	case []any:
+		m.all = n.items != nil || n.restItems != nil && !asks
+		for i := range v {
+			m.items[i] = m.items[i] || i < len(n.prefix) || n.contains != nil && c.try(n.contains, v[i])
+		}
+	case map[string]any:
+		m.all = n.additional != nil || n.open || n.restProps != nil && !asks
+		for name := range v {
+			matches := func(p patternProperty) bool { return c.match(p.pattern, name) }
+			if c.left--; n.declared(name) != nil || slices.ContainsFunc(n.patterns, matches) {
+				m.names[name] = true
+			}
+		}
+		for _, d := range n.needs {
+			if _, has := v[d.name]; has {
+				inPlace = append(inPlace, d.node)
+			}
+		}
+	}
+	for _, s := range slices.Concat(n.any, n.one, []*node{n.cond}) {
+		if s != nil && c.try(s, x) {
+			inPlace = append(inPlace, s)
+		}
+	}
+	if n.cond != nil && slices.Contains(inPlace, n.cond) {
+		inPlace = append(inPlace, n.then)
+	} else if n.cond != nil {
+		inPlace = append(inPlace, n.els)
+	}
+	for _, s := range slices.Concat(n.all, inPlace) {
+		if s != nil {
+			c.mark(s, x, m, false)
+		}
+	}
+}
+
+// explain says where and why a value does not fit. With quote it is for the model that made the value;
+// without, neither values nor the schema's own words enter what is wanted and got.
+func (s *schema) explain(v any, quote bool) (issues []Issue, more bool) {
+	ex := &explainer{quote: quote, most: s.limits.issues}
+	c := checker{left: s.limits.work, deepest: s.limits.valueNesting, ex: ex}
+	if c.validity(c.check(s.root, v)) == verdictValid {
+		return nil, false
+	}
+	switch c.fault {
+	case "nesting":
+		ex.add(Issue{ex.path, c.fault, fmt.Sprintf("at most %d levels of nesting", c.deepest), "more", ""})
+	case "number-range":
+		ex.add(Issue{ex.path, c.fault, fmt.Sprintf("a number with at most %d digits", maxDigits), "a longer one", ""})
+	case "value":
+		ex.add(Issue{ex.path, c.fault, "a JSON value", "something else", ""})
+	default:
+		if len(ex.issues) == 0 { // the work is spent
+			ex.add(Issue{ex.path, "schema", "a value that fits the schema", kindOf(v).String(), ""})
+		}
+	}
+	slices.SortStableFunc(ex.issues, func(a, b Issue) int { return strings.Compare(a.Path, b.Path) })
+	return ex.issues, ex.more
+}
+
+type explainer struct {
+	path   string
+	as     string // which shape of a union the issues are about
+	quote  bool
+	most   int
+	issues []Issue
+	more   bool
+}
+
+func (e *explainer) add(is Issue) {
+	same := func(o Issue) bool { return o.Path == is.Path && o.Want == is.Want }
+	if slices.ContainsFunc(e.issues, same) {
+		return
+	}
+	if e.more = e.more || len(e.issues) == e.most; !e.more {
+		e.issues = append(e.issues, is)
+	}
+}
+
+// note adds an issue, about a member if it names one. Work is charged for it, so that no schema can
+// have an endless tale told. It returns false, for its caller to return.
+func (c *checker) note(n *node, kw, member, want, got string) bool {
+	if c.left -= 16; c.ex != nil && c.left >= 0 {
+		path := c.ex.path
+		if member != "" {
+			path = joinPath(path, member)
+		}
+		c.ex.add(Issue{path, kw, c.ex.as + want, got, cutAt(n.path, maxPath) + "/" + kw})
+	}
+	return false
+}
+
+// miss notes that x does not fit a keyword of n.
+func (c *checker) miss(n *node, kw string, x any) bool {
+	if c.ex == nil {
+		return false
+	}
+	want, got := c.ex.phrase(n, kw, x)
+	return c.note(n, kw, "", want, got)
+}
+
+// pair notes two items, or two shapes, of which there may be but one.
+func (c *checker) pair(n *node, kw string, i, j int) bool {
+	if c.ex == nil {
+		return false
+	} else if kw == "oneOf" { // people count shapes from one
+		return c.note(n, kw, "", fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", i+1, j+1), "")
+	}
+	return c.note(n, kw, "", fmt.Sprintf("items %d and %d are equal", i, j), "")
+}
+
+// absent notes a member that is not there, at the place where it should be.
+func (c *checker) absent(n *node, kw, name, because string) bool {
+	if c.ex == nil {
+		return false
+	}
+	want := ""
+	if kw == "dependentRequired" && c.ex.quote {
+		want = "needed because " + quoteText(because) + " is given"
+	} else if kw == "dependentRequired" {
+		want = "needed because of another member"
+	} else if sub := n.declared(name); sub != nil && sub.admits != kindAny {
+		want = sub.admits.String()
+	}
+	return c.note(n, kw, name, want, "")
+}
+
+func (c *checker) misnamed(n *node, name string) bool {
+	if c.ex == nil {
+		return false
+	} else if !c.ex.quote {
+		return c.note(n, "propertyNames", "", "an allowed name", "")
+	}
+	kw := "type" // the usual suspects, in one phrase
+	if n.names.pattern != nil {
+		kw = "pattern"
+	}
+	want, _ := c.ex.phrase(n.names, kw, name)
+	return c.note(n, "propertyNames", name, "as its name "+want, quoteText(name))
+}
+
+// extra checks a member that nothing declares.
+func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool {
+	if sub.types != 0 || c.ex == nil {
+		return c.child(sub, x, name)
+	} else if !c.ex.quote { // the name is the server's
+		return c.note(n, kw, "", "", "")
+	}
+	var known []string
+	for i := 0; i < len(n.props) && c.left >= 0; i++ {
+		p := &n.props[i]
+		if p.node == nil {
+			continue
+		}
+		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
+			return c.note(n, kw, name, "did you mean "+quoteText(p.name)+"?", "")
+		}
+		known = append(known, p.name)
+	}
+	if len(known) > 0 {
+		return c.note(n, kw, name, "known: "+listText(len(known), 12, func(i int) string { return quoteText(known[i]) }), "")
+	}
+	return c.note(n, kw, name, "", "")
+}
+
+// unfit explains a union that nothing fits by its nearest branch alone: the one whose tag matches, else
+// whose type does, else the one with the fewest issues.
+func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
+	ex := c.ex
+	if ex == nil || c.left < 0 {
+		return false
+	}
+	kind := kindOf(x)
+	near := slices.DeleteFunc(slices.Clone(group), func(s *node) bool { return s.admits&kind == 0 })
+	if len(near) == 0 {
+		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
+	}
+	as := ex.as
+	if hit, tag, values := c.nearTag(near, x); hit != nil {
+		if near = []*node{hit}; ex.quote {
+			as += "(as " + quoteText(tag) + ") "
+		}
+	} else if len(values) > 0 && ex.quote {
+		return c.note(n, kw, tag, "one of "+listValues(values), ex.value(x.(map[string]any)[tag], false))
+	}
+	var best *explainer
+	for i := 0; i < len(near) && c.left >= 0; i++ {
+		c.ex = &explainer{path: ex.path, as: as, quote: ex.quote, most: ex.most}
+		if c.check(near[i], x); best == nil || len(c.ex.issues) < len(best.issues) && c.left >= 0 {
+			best = c.ex
+		}
+	}
+	for c.ex = ex; len(best.issues) > 0; best.issues = best.issues[1:] {
+		ex.add(best.issues[0])
+	}
+	ex.more = ex.more || best.more
+	return false
+}
+
+func admitted(group []*node) (k kinds) {
+	for _, s := range group {
+		k |= s.admits
+	}
+	return k
+}
+
+// nearTag finds the branch whose tag, a property with a const or an enum, has the value that x has. If
+// no branch has it, tag is the name of the first tag that x has, and values are those it may have.
+func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values []any) {
+	m, _ := x.(map[string]any)
+	for _, s := range group {
+		for len(s.all) == 1 && s.props == nil {
+			s = s.all[0]
+		}
+		for _, p := range s.props {
+			got, given := m[p.name].(string)
+			if c.left--; !given || p.node == nil || cmp.Or(p.node.con, p.node.enum) == nil {
+				continue
+			}
+			e := cmp.Or(p.node.con, p.node.enum)
+			if e.texts[got] {
+				return s, got, nil
+			}
+			if tag = cmp.Or(tag, p.name); tag == p.name {
+				values = append(values, e.values...)
+			}
+		}
+	}
+	return nil, tag, values
+}
+
+// phrase words what a keyword wants and what it got.
+func (e *explainer) phrase(n *node, kw string, x any) (want, got string) {
+	switch kw {
+	case "minLength", "maxLength":
+		return spanText(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
+	case "minItems", "maxItems":
+		return spanText(n.minItems, n.maxItems, "item"), strconv.Itoa(len(x.([]any)))
+	case "minProperties", "maxProperties":
+		return spanText(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
+	case "contains":
+		return spanText(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
+	case "not":
+		return "not allowed here", ""
+	case "format":
+		return n.formatName + " such as " + schemaFormats[n.formatName].sample, e.value(x, false)
+	case "pattern":
+		if e.quote {
+			return "text matching " + quoteText(n.pattern.text), e.value(x, false)
+		}
+		return "text matching the pattern", e.value(x, false)
+	}
+	if n.types == 0 {
+		return "not allowed here", ""
+	}
+	return e.wants(n), e.value(x, kw == "type")
+}
+
+// wants describes what a node takes: its choices, or its types with their bounds.
+func (e *explainer) wants(n *node) string {
+	switch {
+	case n.con == nil && n.enum == nil:
+	case !e.quote:
+		return "one of the allowed values"
+	case n.con != nil:
+		return quoteValue(n.con.values[0])
+	case len(n.enum.values) == 1:
+		return quoteValue(n.enum.values[0])
+	default:
+		return "one of " + listValues(n.enum.values)
+	}
+	s, and := n.types.String(), " "
+	if n.types == kindAny {
+		s = "number" // where only numbers are bounded
+	}
+	for i, d := range []*decimal{n.min, n.above, n.max, n.below, n.step} {
+		if d != nil {
+			s, and = s+and+[]string{"≥ ", "> ", "≤ ", "< ", "a multiple of "}[i]+cutAt(d.text, maxQuote), " and "
+		}
+	}
+	if n.types == kindString && n.formatName != "" {
+		s += " in " + n.formatName + " form, such as " + schemaFormats[n.formatName].sample
+	}
+	return s
+}
+
+// spanText words a range of sizes.
+func spanText(low, high int, unit string) string {
+	if high != 1 && (high < math.MaxInt || low != 1) {
+		unit += "s"
+	}
+	switch {
+	case high == math.MaxInt:
+		return fmt.Sprintf("at least %d %s", low, unit)
+	case low == 0:
+		return fmt.Sprintf("at most %d %s", high, unit)
+	}
+	return fmt.Sprintf("%d to %d %s", low, high, unit)
+}
+
+// value shows what was given: its type alone if it is large or must not be shown.
+func (e *explainer) value(x any, typed bool) string {
+	kind := kindOf(x)
+	if kind == kindInteger {
+		kind = kindNumber
+	}
+	switch {
+	case !e.quote, kind == kindObject, kind == kindArray, kind == kindNull:
+		return kind.String()
+	case typed:
+		return quoteValue(x) + " (" + kind.String() + ")"
+	}
+	return quoteValue(x)
+}
+
+// feedback is what a model reads about arguments that do not fit. All of it is in our words; names and
+// values are quoted and cut.
+func feedback(tool string, issues []Issue, more bool) string {
+	text := "Arguments for tool " + quoteText(tool) + " do not fit its input schema; nothing was sent.\n"
+	tail := "Correct these and call " + plainText(tool, maxQuote) + " again.\n"
+	for _, is := range issues {
+		line := "- " + cmp.Or(plainText(is.Path, maxPath), "(all of it)") + ": " + is.words() + "\n"
+		if len(text)+len(line)+len("- and more\n")+len(tail) > maxFeedback {
+			more = true
+			break
+		}
+		text += line
+	}
+	if more {
+		text += "- and more\n"
+	}
+	return text + tail
+}
+
+// words is an issue without its place.
+func (is Issue) words() string {
+	as, want := "", is.Want
+	if i := strings.LastIndex(want, `") `); i >= 0 && strings.HasPrefix(want, "(as ") {
+		as, want = want[:i+3], want[i+3:]
+	}
+	switch extra := is.Keyword == "additionalProperties" || is.Keyword == "unevaluatedProperties"; {
+	case is.Keyword == "required":
+		return as + strings.TrimSpace("required "+want) + ", missing"
+	case extra && strings.HasPrefix(want, "did "):
+		return as + "unknown argument (" + want + ")"
+	case extra && want != "":
+		return as + "unknown argument; " + want
+	case extra:
+		return as + "unknown argument"
+	case is.Got == "":
+		return as + want
+	}
+	return as + "want " + want + ", got " + is.Got
+}
+
+// normalize repairs arguments that almost fit, where they can be read in one way only. The result is v
+// itself unless the repaired whole fits; v is never changed. For a destructive tool only nulls are
+// dropped and scalars reread, which cannot change a meaning.
+func (s *schema) normalize(v map[string]any, destructive bool) (out map[string]any, changes []Issue, ok bool) {
+	r := repairer{checker: checker{left: s.limits.work, deepest: s.limits.valueNesting}, careful: destructive}
+	fixed, _ := r.repair(s.root, v, "").(map[string]any)
+	if r.left < 0 || s.validate(fixed) != verdictValid {
+		return v, nil, false
+	}
+	return fixed, r.changes, true
+}
+
+type repairer struct {
+	checker
+	careful bool
+	changes []Issue
+}
+
+// repair returns x as n would have it, or x.
+func (r *repairer) repair(n *node, x any, path string) any {
+	if r.try(n, x) || r.left < 0 {
+		return x
+	}
+	switch v := x.(type) {
+	case string:
+		if y, what := r.reread(n, v); what != "" && r.try(n, y) {
+			r.changes = append(r.changes, Issue{path, "type", what, quoteText(v), n.path})
+			return y
+		}
+	case []any:
+		list := slices.Clone(v)
+		for i := range list {
+			if sub := n.items; i < len(n.prefix) {
+				list[i] = r.repair(n.prefix[i], list[i], joinPath(path, strconv.Itoa(i)))
+			} else if sub != nil {
+				list[i] = r.repair(sub, list[i], joinPath(path, strconv.Itoa(i)))
+			}
+		}
+		x = list
+	case map[string]any:
+		x = r.members(n, maps.Clone(v), path)
+	}
+	for _, s := range n.all {
+		x = r.repair(s, x, path)
+	}
+	for _, group := range [][]*node{n.any, n.one} {
+		x = r.branch(group, x, path)
+	}
+	return x
+}
+
+func (r *repairer) members(n *node, v map[string]any, path string) map[string]any {
+	for _, name := range keysOf(v) {
+		i, found := n.find(name)
+		sub, at := cmp.Or(n.declared(name), n.additional), joinPath(path, name)
+		if sub == nil {
+			continue
+		}
+		if found && !n.props[i].required && v[name] == nil && !r.try(sub, nil) {
+			r.changes = append(r.changes, Issue{at, "type", "null dropped", "null", sub.path})
+			delete(v, name)
+			continue
+		}
+		v[name] = r.repair(sub, v[name], at)
+	}
+	return v
+}
+
+// branch repairs x by the one branch of a union that then fits.
+func (r *repairer) branch(group []*node, x any, path string) any {
+	before, hits := slices.Clip(r.changes), 0
+	out, changes := x, before
+	for _, s := range group {
+		r.changes = before
+		if y := r.repair(s, x, path); r.try(s, y) {
+			out, changes, hits = y, r.changes, hits+1
+		}
+	}
+	if r.changes = before; hits != 1 {
+		return x
+	}
+	r.changes = changes
+	return out
+}
+
+// reread reads text as the value that n wants in its place.
+func (r *repairer) reread(n *node, text string) (y any, what string) {
+	if n.admits&kindString == 0 {
+		r.left -= len(text) >> 2 // decoding costs more than looking
+		y, ok := decodeJSON([]byte(text))
+		kind := kindOf(y)
+		exact := len(text) <= 16 && text == strings.TrimSpace(text) // beyond 15 digits, readers differ
+		if ok && kind&n.admits != 0 && (kind <= kindNumber && kind != kindNull && exact || kind > kindString && !r.careful) {
+			return y, "text read as " + kind.String()
+		}
+		return nil, ""
+	}
+	if n.enum == nil || r.careful {
+		return nil, ""
+	}
+	for value := range n.enum.texts {
+		if strings.EqualFold(strings.TrimSpace(value), strings.TrimSpace(text)) {
+			if what != "" {
+				return nil, "" // two readings
+			}
+			y, what = value, "case or space mended"
+		}
+	}
+	return y, what
+}
+
+// A decimal is a number as JSON writes it: exact, and compared without allocating.
+type decimal struct {
+	text     string
+	sign     int
+	digits   string // from the first that is not 0 to the last; may hold the point
+	top, low int    // exponents of the first and of the last of digits
+}
+
+// parseDecimal reports whether text is a JSON number within maxDigits.
+func parseDecimal(text string) (d decimal, ok bool) {
+	first, last, point, n := -1, -1, -1, 0
+	d.text, d.sign = text, 1
+	i := 0
+	if strings.HasPrefix(text, "-") {
+		i, d.sign = 1, -1
+	}
+	for ; i < len(text); i++ {
+		if b := text[i]; b == '.' && point < 0 && n > 0 {
+			point = i
+		} else if b < '0' || b > '9' {
+			break
+		} else if n++; b != '0' {
+			if last = i; first < 0 {
+				first = i
+			}
+		}
+	}
+	e, err := 0, error(nil)
+	if point < 0 {
+		point = i
+	}
+	if i < len(text) {
+		e, err = strconv.Atoi(text[i+1:])
+	}
+	if err != nil || i < len(text) && text[i]|0x20 != 'e' || n == 0 || n > maxDigits || e > maxDigits || e < -maxDigits {
+		return d, false
+	}
+	if first < 0 {
+		return decimal{text: text}, true
+	}
+	d.digits, d.top, d.low = text[first:last+1], point-first+e, point-last+e
+	if first < point { // a digit before the point stands one place higher than its distance to it
+		d.top--
+	}
+	if last < point {
+		d.low--
+	}
+	return d, true
+}
+
+func (d *decimal) kind() kinds {
+	if d.low >= 0 {
+		return kindInteger
+	}
+	return kindNumber
+}
+
+func (d *decimal) appendDigits(b []byte) []byte {
+	whole, part, _ := strings.Cut(d.digits, ".")
+	return append(append(b, whole...), part...)
+}
+
+func (d *decimal) cmp(o *decimal) int {
+	if d.sign != o.sign || d.sign == 0 {
+		return cmp.Compare(d.sign, o.sign)
+	} else if d.top != o.top {
+		return d.sign * cmp.Compare(d.top, o.top)
+	}
+	var x, y [64]byte
+	return d.sign * bytes.Compare(d.appendDigits(x[:0]), o.appendDigits(y[:0]))
+}
+
+// multiple reports whether d is a multiple of o, which is positive.
+func (d *decimal) multiple(o *decimal) bool {
+	if d.sign == 0 || d.low < o.low { // the last digit is not 0, so no multiple of o ends further right
+		return d.sign == 0
+	}
+	zeros := d.low - o.low
+	if len(d.digits)+zeros <= 18 && len(o.digits) <= 18 {
+		return d.small(zeros)%o.small(0) == 0
+	}
+	x, _ := new(big.Int).SetString(string(d.appendDigits(nil))+strings.Repeat("0", zeros), 10)
+	y, _ := new(big.Int).SetString(string(o.appendDigits(nil)), 10)
+	return x.Rem(x, y).Sign() == 0
+}
+
+// small returns the digits, and zeros after them, if they are 18 at most.
+func (d *decimal) small(zeros int) (n int64) {
+	for i := range len(d.digits) {
+		if b := d.digits[i]; b != '.' {
+			n = n*10 + int64(b-'0')
+		}
+	}
+	for range zeros {
+		n *= 10
+	}
+	return n
+}
+
+// ECMA-262 white space, as the inside of a class, and its complement.
+const (
+	ecmaSpace    = `\t\n\v\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}`
+	ecmaNotSpace = `\x{0}-\x{8}\x{e}-\x{1f}!-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027}\x{202a}-\x{202e}` +
+		`\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{fefe}\x{ff00}-\x{10ffff}`
+)
+
+// A pattern is a regular expression of a schema, in RE2.
+type pattern struct {
+	*regexp.Regexp
+	text         string
+	size, weight int // instructions, about; and what it took to compile them
+}
+
+var errPattern = errors.New("pattern that RE2 cannot hold")
+
+// compilePattern translates a pattern, and weighs it before it is paid for.
+func compilePattern(text string, longest, largest int) (*pattern, error) {
+	if len(text) > longest {
+		return nil, errors.New("pattern too long")
+	}
+	if re, ok := translatePattern(text); ok {
+		return newPattern(re, text, largest)
+	}
+	return nil, errPattern
+}
+
+// newPattern compiles re, RE2's spelling of text, if the program is not too large.
+func newPattern(re, text string, largest int) (*pattern, error) {
+	tree, err := syntax.Parse(re, syntax.Perl)
+	if err != nil {
+		return nil, errPattern
+	}
+	size, ranges := programSize(tree)
+	if size > largest {
+		return nil, errors.New("pattern too large")
+	}
+	compiled, err := regexp.Compile(re)
+	if err != nil {
+		return nil, errPattern
+	}
+	return &pattern{compiled, text, size, size + ranges/4}, nil
+}
+
+// programSize estimates how many instructions a pattern takes, repeats counted out, before they are
+// built: a short pattern may count far. It counts the ranges of characters in classes, too.
+func programSize(re *syntax.Regexp) (size, ranges int) {
+	size = max(1, len(re.Sub))
+	switch re.Op {
+	case syntax.OpLiteral:
+		size = len(re.Rune)
+	case syntax.OpCharClass:
+		ranges = len(re.Rune) / 2
+	}
+	for _, sub := range re.Sub {
+		s, r := programSize(sub)
+		size, ranges = size+s, ranges+r
+	}
+	if re.Op == syntax.OpRepeat {
+		size *= max(re.Max, re.Min+1)
+	}
+	return min(size, 1<<20), ranges // and so sums and products of such fit an int
+}
+
+// translatePattern spells an ECMA-262 pattern in RE2's syntax. Look-around and back-references have no
+// spelling there.
+func translatePattern(p string) (re string, ok bool) {
+	class := false
+	var b strings.Builder
+	for i := 0; i < len(p); {
+		rest, out, n := p[i:], p[i:i+1], 1
+		switch group := strings.HasPrefix(rest, "(?") && !class; {
+		case rest[0] == '\\':
+			if out, n = translateEscape(rest, class); n == 0 {
+				return "", false
+			}
+		case class && rest[0] == '[', !class && rest[0] == ']':
+			out = `\` + out
+		case class:
+			class = rest[0] != ']'
+		case strings.HasPrefix(rest, "[^]"):
+			out, n = `[\x{0}-\x{10ffff}]`, 3
+		case strings.HasPrefix(rest, "[]"):
+			out, n = `[^\x{0}-\x{10ffff}]`, 2
+		case strings.HasPrefix(rest, "[^"):
+			out, n, class = "[^", 2, true
+		case rest[0] == '[':
+			class = true
+		case rest[0] == '.':
+			out = `[^\n\r\x{2028}\x{2029}]`
+		case group && (strings.HasPrefix(rest, "(?<=") || strings.HasPrefix(rest, "(?<!")),
+			group && !strings.HasPrefix(rest, "(?<") && !strings.HasPrefix(rest, "(?:"):
+			return "", false
+		}
+		b.WriteString(out)
+		i += n
+	}
+	return b.String(), true
+}
+
+// translateEscape translates the escape that p begins with, n bytes of it; none if RE2 would give it a
+// meaning that it lacks, or has none for it.
+func translateEscape(p string, class bool) (out string, n int) {
+	p += "\x00\x00" // so that two more bytes can be looked at
+	switch e, next := p[1], p[2]; {
+	case e == 's' && !class:
+		return "[" + ecmaSpace + "]", 2
+	case e == 'S' && !class:
+		return "[^" + ecmaSpace + "]", 2
+	case (e == 's' || e == 'S') && next == '-': // no range can begin with a set
+		out, _ = translateEscape(p[:2], true)
+		return out + `\-`, 3
+	case e == 's':
+		return ecmaSpace, 2
+	case e == 'S':
+		return ecmaNotSpace, 2
+	case e == 'c' && (next|0x20 >= 'a' && next|0x20 <= 'z'):
+		return fmt.Sprintf(`\x%02x`, next&0x1f), 3
+	case e == 'u' && next == '{':
+		end := strings.IndexByte(p, '}') + 1
+		return `\x` + p[2:max(end, 2)], end
+	case e == 'u':
+		r, ok := hexRune(p[2:])
+		if low, isPair := hexRune(strings.TrimPrefix(p[min(6, len(p)):], `\u`)); ok && isPair && r>>10 == 0xd8>>2 && low>>10 == 0xdc>>2 && p[6] == '\\' {
+			return fmt.Sprintf(`\x{%x}`, 0x10000+(r&0x3ff)<<10+low&0x3ff), 12
+		} else if ok {
+			return fmt.Sprintf(`\x{%x}`, r), 6
+		}
+	case e == '0' && (next < '0' || next > '9'):
+		return `\x00`, 2
+	case e == 'b' && class:
+		return `\x08`, 2
+	case (e == 'p' || e == 'P') && next == '{', e == 'x' && next != '{', strings.IndexByte("dDwWbBfnrtv", e) >= 0:
+		return p[:2], 2
+	case e > ' ' && e < 0x7f && (e < '0' || e > '9') && (e|0x20 < 'a' || e|0x20 > 'z'):
+		return `\` + string(e), 2
+	}
+	return "", 0
+}
+
+func hexRune(s string) (uint64, bool) {
+	r, err := strconv.ParseUint(s[:min(4, len(s))], 16, 16)
+	return r, err == nil && len(s) >= 4
+}
+
+// Pieces of the grammars of RFC 3339, 3986 and 5321.
+const (
+	reTime    = `\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)`
+	reLabel   = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
+	reHost    = reLabel + `(\.` + reLabel + `)*`
+	reAtom    = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+	reNoColon = `([A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})`
+	rePchar   = `(:|` + reNoColon + `)`
+	reName    = `([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*`
+	reAuth    = `//((` + reName + `|:)*@)?(\[[0-9A-Fa-f:.]+\]|` + reName + `)(:\d*)?(/` + rePchar + `*)*`
+	rePath    = `(` + reAuth + `|/(` + rePchar + `+(/` + rePchar + `*)*)?|` // and a path without a root, or none
+	reTail    = `+(/` + rePchar + `*)*)?(\?(/|\?|` + rePchar + `)*)?(#(/|\?|` + rePchar + `)*)?`
+	reURI     = `[A-Za-z][A-Za-z0-9+.-]*:` + rePath + rePchar + reTail
+)
+
+// schemaFormats are those that can be asserted: by grammar, check, or both.
+var schemaFormats = map[string]struct {
+	sample, grammar string
+	check           func(string) bool
+}{
+	"date-time": {"2025-11-25T10:20:30Z", `\d{4}-\d\d-\d\d[Tt]` + reTime, func(s string) bool { return isDate(s[:10]) && isTime(s[11:]) }},
+	"date":      {"2025-11-25", `\d{4}-\d\d-\d\d`, isDate},
+	"time":      {"10:20:30Z", reTime, isTime},
+	"duration": {"P1DT12H", `P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)?(T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S))?)`,
+		func(s string) bool { return s != "P" }},
+	"email":         {"name@example.com", `(` + reAtom + `(\.` + reAtom + `)*|"([^"\\]|\\.)*")@(` + reHost + `|\[.+\])`, isEmail},
+	"uri":           {"https://example.com/a", reURI, isURI},
+	"uri-reference": {"/a?b#c", reURI + `|` + rePath + reNoColon + reTail, isURI},
+	"uuid":          {"123e4567-e89b-12d3-a456-426614174000", `[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`, nil},
+	"ipv4":          {"192.0.2.1", `[\d.]+`, func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }},
+	"ipv6":          {"2001:db8::1", `[0-9A-Fa-f:.]+`, func(s string) bool { a, _ := netip.ParseAddr(s); return a.Is6() }},
+	"hostname":      {"example.com", reHost, func(s string) bool { return len(s) <= 253 }},
+	"json-pointer":  {"/a/0", `(/([^~/]|~[01])*)*`, nil},
+	"regex":         {"^a+$", `(?s:.{0,1000})`, isRegexp}, // a long program, for what the check costs
+}
+
+func isDate(s string) bool {
+	_, err := time.Parse(time.DateOnly, s)
+	return err == nil
+}
+
+// isTime checks what the grammar leaves open: ranges, and that a leap second ends a day of UTC.
+func isTime(s string) bool {
+	two := func(i int) int { return int(s[i]-'0')*10 + int(s[i+1]-'0') }
+	utc := two(0)*60 + two(3) + 2*24*60
+	if z := len(s) - 6; s[z] == '+' || s[z] == '-' {
+		if two(z+1) > 23 || two(z+4) > 59 {
+			return false
+		}
+		utc += (two(z+1)*60 + two(z+4)) * (int(s[z]) - ',') // which stands between the signs
+	}
+	return two(0) < 24 && two(3) < 60 && (two(6) < 60 || two(6) == 60 && utc%(24*60) == 24*60-1)
+}
+
+// isEmail checks an address literal for a domain.
+func isEmail(s string) bool {
+	host := s[strings.LastIndexByte(s, '@')+1:]
+	literal, is6 := strings.CutPrefix(strings.Trim(host, "[]"), "IPv6:")
+	a, err := netip.ParseAddr(literal)
+	return host[0] != '[' && len(host) <= 253 || err == nil && a.Is6() == is6 && a.Zone() == ""
+}
+
+// isURI checks an address literal for a host. The grammar has a bracket nowhere else.
+func isURI(s string) bool {
+	_, literal, found := strings.Cut(s, "[")
+	literal, _, _ = strings.Cut(literal, "]")
+	a, _ := netip.ParseAddr(literal)
+	return !found || a.Is6()
+}
+
+// isRegexp lets look-around and back-references pass: they are regular expressions, which we cannot
+// judge.
+func isRegexp(s string) bool {
+	s = regexp.MustCompile(`\(\?(<?[=!])`).ReplaceAllString(s, "(?:")
+	s = regexp.MustCompile(`\\[1-9]|\\k<\w+>`).ReplaceAllString(s, "")
+	_, err := compilePattern(s, 4<<10, 10_000)
+	return err == nil
+}
+
+// decodeJSON decodes exactly one value, numbers as they are written. It does what a [json.Decoder] with
+// UseNumber does, in half the time, and decoding is most of the time that a schema takes.
+func decodeJSON(b []byte) (v any, ok bool) {
+	if !json.Valid(b) {
+		return nil, false
+	}
+	return (&valueReader{b: b}).value(), true
+}
+
+// A valueReader decodes text that is known to be valid.
+type valueReader struct {
+	b []byte
+	i int
+}
+
+// next skips white space, and returns what follows it.
+func (r *valueReader) next() byte {
+	for r.b[r.i] <= ' ' {
+		r.i++
+	}
+	return r.b[r.i]
+}
+
+func (r *valueReader) value() any {
+	switch r.next() {
+	case '{':
+		m := map[string]any{}
+		for r.i++; r.next() != '}'; {
+			if r.b[r.i] == ',' {
+				r.i++
+				r.next()
+			}
+			name := r.text()
+			r.next()
+			r.i++ // the colon
+			m[name] = r.value()
+		}
+		r.i++
+		return m
+	case '[':
+		list := []any{}
+		for r.i++; r.next() != ']'; {
+			if r.b[r.i] == ',' {
+				r.i++
+			}
+			list = append(list, r.value())
+		}
+		r.i++
+		return list
+	case '"':
+		return r.text()
+	case 't':
+		r.i += len("true")
+		return true
+	case 'f':
+		r.i += len("false")
+		return false
+	case 'n':
+		r.i += len("null")
+		return nil
+	}
+	start := r.i
+	for r.i < len(r.b) && strings.IndexByte("+-.0123456789Ee", r.b[r.i]) >= 0 {
+		r.i++
+	}
+	return json.Number(r.b[start:r.i])
+}
+
+func (r *valueReader) text() (s string) {
+	start, plain := r.i, true
+	for r.i++; r.b[r.i] != '"'; r.i++ {
+		if ch := r.b[r.i]; ch == '\\' {
+			r.i++
+			plain = false
+		} else if ch >= utf8.RuneSelf {
+			plain = false // may not be UTF-8
+		}
+	}
+	if r.i++; plain {
+		return string(r.b[start+1 : r.i-1])
+	}
+	_ = json.Unmarshal(r.b[start:r.i], &s) // valid, as all of it is
+	return s
+}
+
+// resolveURI resolves a reference and splits off its fragment.
+func resolveURI(base, ref string) (uri, fragment string, ok bool) {
+	if fragment, ok = strings.CutPrefix(ref, "#"); ok && !strings.Contains(fragment, "%") {
+		return base, fragment, true
+	}
+	b, err := url.Parse(base)
+	if err != nil || len(base)+len(ref) > maxPointer {
+		return "", "", false
+	}
+	u, err := b.Parse(ref)
+	if err != nil {
+		return "", "", false
+	}
+	fragment, u.Fragment, u.RawFragment = u.Fragment, "", ""
+	return u.String(), fragment, true
+}
+
+// plainValue turns what a caller may have built by hand into what a decoder yields.
+func plainValue(x any) (any, bool) {
+	switch v := x.(type) {
+	case nil, bool, string, json.Number, []any, map[string]any:
+		return x, true
+	case int:
+		return json.Number(strconv.Itoa(v)), true
+	}
+	b, err := json.Marshal(x)
+	if err != nil {
+		return nil, false
+	}
+	return decodeJSON(b)
+}
+
+// jsonNesting returns how deep b nests, before anything is decoded.
+func jsonNesting(b []byte) (deepest int) {
+	depth, text := 0, false
+	for i := 0; i < len(b); i++ {
+		switch ch := b[i]; {
+		case ch == '\\':
+			i++
+		case ch == '"':
+			text = !text
+		case text:
+		case ch == '{' || ch == '[':
+			depth++
+			deepest = max(deepest, depth)
+		case ch == '}' || ch == ']':
+			depth--
+		}
+	}
+	return deepest
+}
+
+func kindOf(x any) kinds {
+	x, _ = plainValue(x)
+	switch v := x.(type) {
+	case bool:
+		return kindBoolean
+	case string:
+		return kindString
+	case []any:
+		return kindArray
+	case map[string]any:
+		return kindObject
+	case json.Number:
+		d, _ := parseDecimal(string(v))
+		return d.kind()
+	}
+	return kindNull
+}
+
+var kindNames = [...]string{"null", "boolean", "integer", "number", "string", "array", "object"}
+
+func (k kinds) String() (s string) {
+	for i := len(kindNames) - 1; i >= 0; i-- { // null is said last
+		if bit := kinds(1) << i; k&bit != 0 && (bit != kindInteger || k&kindNumber == 0) {
+			s += " or " + kindNames[i]
+		}
+	}
+	return strings.TrimPrefix(s, " or ")
+}
+
+func keysOf(m map[string]any) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// tokenChars are the characters of a header's name.
+const tokenChars = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+func escapeToken(s string) string {
+	if strings.IndexByte(s, '~') < 0 && strings.IndexByte(s, '/') < 0 {
+		return s
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
+}
+
+// joinPath adds a token to a path that stays within maxPath.
+func joinPath(path, token string) string {
+	if path = path + "/" + escapeToken(cutAt(token, maxQuote)); len(path) > maxPath {
+		return strings.TrimSuffix(cutAt(path, maxPath-len("…")), "…") + "…"
+	}
+	return path
+}
+
+// cutAt cuts s to n bytes, and an ellipsis.
+func cutAt(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// quoteText is s as a JSON string, cut; what cannot be seen is escaped.
+func quoteText(s string) string { return quoteUpTo(s, maxQuote) }
+
+func quoteUpTo(s string, most int) string {
+	b := []byte{'"'}
+	for _, r := range s {
+		switch {
+		case len(b) > most:
+			return string(b) + `…"`
+		case r == '"' || r == '\\':
+			b = append(b, '\\', byte(r))
+		case strconv.IsPrint(r):
+			b = utf8.AppendRune(b, r)
+		case r > 0xffff:
+			b = fmt.Appendf(b, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+r&0x3ff)
+		default:
+			b = fmt.Appendf(b, `\u%04x`, r)
+		}
+	}
+	return string(b) + `"`
+}
+
+// plainText is s as it is if that is harmless, else quoted.
+func plainText(s string, most int) string {
+	if len(s) <= most+len("…") && strings.Trim(s, tokenChars+"/@…") == "" {
+		return s
+	}
+	return quoteUpTo(s, most)
+}
+
+// quoteValue is a scalar as bounded JSON, and the type of anything else.
+func quoteValue(x any) string {
+	x, _ = plainValue(x)
+	switch v := x.(type) {
+	case string:
+		return quoteText(v)
+	case json.Number:
+		return cutAt(string(v), maxQuote)
+	case bool:
+		return strconv.FormatBool(v)
+	}
+	return kindOf(x).String()
+}
+
+// listText joins those of n items that there is room for, and counts the others.
+func listText(n, most int, item func(i int) string) (s string) {
+	for i := range n {
+		if i == most || len(s) > 448 {
+			return fmt.Sprintf("%s, … (%d more)", s[2:], n-i)
+		}
+		s += ", " + item(i)
+	}
+	return strings.TrimPrefix(cmp.Or(s, "nothing at all"), ", ")
+}
+
+func listValues(values []any) string {
+	return listText(len(values), 16, func(i int) string { return quoteValue(values[i]) })
+}
+
+// similarNames reports whether b is likely what a was meant to be: within two edits, but not half of it,
+// case and underscores aside.
+func similarNames(a, b string) bool {
+	if max(len(a), len(b)) > maxQuote {
+		return false
+	}
+	fold := strings.NewReplacer("_", "", "-", "")
+	a, b = fold.Replace(strings.ToLower(a)), fold.Replace(strings.ToLower(b))
+	row := make([]int, len(b)+1) // edits from what of a has been read to each beginning of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			edits := diagonal
+			if a[i] != b[j] {
+				edits = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], edits
+		}
+	}
+	return row[len(b)] <= min(2, len(b)/2)
+}
+
+// fingerprint is a digest of what a tool takes and gives: of the schemas as values, so that neither the
+// order of members nor white space matters.
+func fingerprint(input, output []byte) string {
+	h := sha256.New()
+	for _, raw := range [][]byte{input, output} {
+		if v, ok := decodeJSON(raw); ok {
+			raw, _ = json.Marshal(v)
+		}
+		fmt.Fprintf(h, "%d:%s", len(raw), raw)
+	}
+	return fmt.Sprintf("sha256:%x", h.Sum(nil))
+}
+
+// schemaDiff names the first change from one schema to another: empty if there is none.
+func schemaDiff(old, new []byte) (kind string) {
+	schemas := [2]map[string]any{}
+	for i, raw := range [][]byte{old, new} {
+		v, _ := decodeJSON(raw)
+		schemas[i], _ = v.(map[string]any)
+	}
+	a, b := schemas[0], schemas[1]
+	p, _ := a["properties"].(map[string]any)
+	q, _ := b["properties"].(map[string]any)
+	if kind = membersDiff("property", p, q); kind == "" {
+		kind = membersDiff("keyword", a, b)
+	}
+	if kind == "" && fingerprint(old, nil) != fingerprint(new, nil) {
+		kind = "changed"
+	}
+	return kind
+}
+
+func membersDiff(what string, a, b map[string]any) string {
+	for _, name := range keysOf(b) {
+		if _, ok := a[name]; !ok {
+			return what + " added " + quoteText(name)
+		}
+	}
+	for _, name := range keysOf(a) {
+		x, _ := json.Marshal(a[name])
+		y, _ := json.Marshal(b[name])
+		if _, ok := b[name]; !ok {
+			return what + " removed " + quoteText(name)
+		} else if !bytes.Equal(x, y) {
+			return what + " changed " + quoteText(name)
+		}
+	}
+	return ""
+}
