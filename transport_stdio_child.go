@@ -46,7 +46,7 @@ type child struct {
 	timer    *time.Timer         // calls sweep; nil until it is used
 	wake     time.Time           // when it does; zero if it does not
 	queue    []envelope          // requests of the server that wait for a handler
-	queued   int                 // bytes in queue
+	queued   int                 // bytes in queue and in the hands of handlers
 	handlers int
 	watched  bool   // the process is being waited for
 	ending   bool   // bury runs, or has run
