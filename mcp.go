@@ -922,7 +922,8 @@ type TransportSession struct {
 	version  string     // the revision to offer to a server that is known; "" if it is not
 	renewed  func(context.Context)
 	progress map[string]func(Progress) // by progress token
-	queue    []func()                  // notifications on their way to the user
+	queue    []delivery                // notifications on their way to the user
+	queued   int                       // bytes in queue
 	dropped  int                       // notifications that found the queue full
 	badTools int                       // entries of the latest list that were no tools
 	changed  bool                      // the server has announced a change of its tools
@@ -1799,10 +1800,9 @@ var revisions = []string{version2026, version2511, version2506, version2503, ver
 // mutual returns the newest revision of ours in the list that is a member of
 // raw, or "".
 func mutual(raw json.RawMessage, key string) string {
-	v, _ := decodeValue(member(raw, key))
-	list, _ := v.([]any)
+	list, _ := scanBatch(member(raw, key)) // a list without end takes no memory to speak of
 	for _, ours := range revisions {
-		if slices.Contains(list, any(ours)) {
+		if slices.ContainsFunc(list, func(e json.RawMessage) bool { return string(e) == `"`+ours+`"` }) {
 			return ours
 		}
 	}
@@ -1814,7 +1814,7 @@ func textMember(raw json.RawMessage, key string) string {
 	v, _ := decodeValue(member(raw, key))
 	t, _ := v.(string)
 	if len(t) > 64<<10 {
-		t = strings.ToValidUTF8(t[:64<<10], "")
+		t = strings.Clone(strings.ToValidUTF8(t[:64<<10], "")) // lets go of the rest
 	}
 	return t
 }
@@ -1927,24 +1927,32 @@ func (s *TransportSession) notified(method string, params json.RawMessage) {
 			Message         string
 		}
 		if f != nil && json.Unmarshal(params, &p) == nil {
-			s.enqueue(func() { f(Progress{p.Progress, p.Total, p.Message}) })
+			s.enqueue(len(p.Message), func() { f(Progress{p.Progress, p.Total, p.Message}) })
 		}
 	}
 	if s.o.OnNotification != nil {
-		s.enqueue(func() { s.o.OnNotification(s.cfg.Name, method, params) })
+		s.enqueue(len(method)+len(params), func() { s.o.OnNotification(s.cfg.Name, method, params) })
 	}
 }
 
-// enqueue has f called after everything that was enqueued before it. A queue
-// that is full drops f: the server, not the user, decides how much comes.
-func (s *TransportSession) enqueue(f func()) {
+// A delivery is a notification that waits for the user.
+type delivery struct {
+	size int
+	f    func()
+}
+
+// enqueue has f, which holds so many bytes of the server's, called after
+// everything that was enqueued before it. A queue that is full drops f: the
+// server, not the user, decides how much comes.
+func (s *TransportSession) enqueue(size int, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queue) >= maxQueue || s.closed {
+	if len(s.queue) >= maxQueue || s.queued+size > s.cfg.MaxMessageBytes || s.closed {
 		s.dropped++
 		return
 	}
-	s.queue = append(s.queue, f)
+	s.queue = append(s.queue, delivery{size, f})
+	s.queued += size
 	if s.idle == nil {
 		s.idle = make(chan struct{})
 		go s.deliver(s.idle) // ends when the queue is empty; Close waits for it, but not for a user who blocks it
@@ -1957,14 +1965,15 @@ func (s *TransportSession) deliver(idle chan struct{}) {
 	for {
 		s.mu.Lock()
 		if len(s.queue) == 0 || s.closed {
-			s.queue, s.idle = nil, nil
+			s.queue, s.queued, s.idle = nil, 0, nil
 			s.mu.Unlock()
 			return
 		}
-		f := s.queue[0]
-		s.queue = s.queue[1:]
+		next := s.queue[0]
+		s.queue[0] = delivery{} // the array holds it as long as it lives
+		s.queue, s.queued = s.queue[1:], s.queued-next.size
 		s.mu.Unlock()
-		f()
+		next.f()
 	}
 }
 
@@ -1981,7 +1990,7 @@ func (s *TransportSession) beginProgress(f func(Progress)) string {
 // returns, but does not wait long for a slow user.
 func (s *TransportSession) endProgress(ctx context.Context, token string) {
 	seen := make(chan struct{})
-	s.enqueue(func() { close(seen) })
+	s.enqueue(0, func() { close(seen) })
 	s.await(ctx, seen)
 	s.mu.Lock()
 	delete(s.progress, token)

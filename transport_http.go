@@ -51,6 +51,7 @@ const (
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
 	largeBuffer    = 4 << 20               // the largest buffer that is kept
+	headerBytes    = 256 << 10             // of the head of a reply
 	maxToken       = 1 << 10               // bytes of a session or event id
 )
 
@@ -166,6 +167,9 @@ func ownHTTPTransport(slots int) *http.Transport {
 	}
 	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
 	tr.IdleConnTimeout = idleWait
+	if tr.MaxResponseHeaderBytes == 0 {
+		tr.MaxResponseHeaderBytes = headerBytes // net/http's own 10 MiB, in short headers, take 50 in memory
+	}
 	dial := tr.DialContext
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -734,11 +738,16 @@ func (c *httpCall) failure(err error) (e *TransportError, again bool) {
 		e.Reason = ReasonTimeout
 	case detail == notHTTP:
 		e.Reason = ReasonProtocol
+	case detail == bigHead:
+		e.Reason = ReasonLimit
 	}
 	return e, again
 }
 
-const notHTTP = "not HTTP"
+const (
+	notHTTP = "not HTTP"
+	bigHead = "headers over the bound"
+)
 
 // explainHTTP says in our words what went wrong below HTTP. It keeps the cause
 // only if its text has neither the URL nor anything of the server in it, as the
@@ -776,6 +785,8 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return "connection timed out", nil, false
 	case strings.Contains(err.Error(), "malformed HTTP"): // net/http has no types for these
 		return notHTTP, nil, false
+	case strings.Contains(err.Error(), "response headers exceeded"):
+		return bigHead, nil, false
 	case strings.Contains(err.Error(), "net/http: invalid header"):
 		return "a header is not valid", nil, true
 	}
