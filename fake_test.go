@@ -367,7 +367,9 @@ func TestFaultySessionSlow(t *testing.T) {
 	})
 }
 
-func TestFaultySessionHandler(t *testing.T) {
+func TestFaultySessionHandler(t *testing.T) { synctest.Test(t, faultySessionHandler) }
+
+func faultySessionHandler(t *testing.T) {
 	s := echoServer(FaultNone)
 	s.Handler = func(ctx context.Context, c *Call) (*Result, error) {
 		switch string(c.Arguments.(json.RawMessage)) {
