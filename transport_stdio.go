@@ -8,8 +8,8 @@ package mcp
 // differently is in the siblings. Nothing here knows sessions or the policy.
 //
 // A child has two goroutines, the reader and one that drains stderr, and, from its
-// first slow call on, a third that waits for the process itself, since an orphan
-// that holds stdout open hides the end of its parent.
+// first slow call on (a slow handshake is one), a third that waits for the process
+// itself, since an orphan that holds stdout open hides the end of its parent.
 
 import (
 	"bytes"
