@@ -1006,6 +1006,9 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(tools)+len(page.tools) > maxEntries { // a tool takes ten times the memory that it took on the wire
+			return nil, errLimit
+		}
 		tools, bad = append(tools, page.tools...), bad+page.bad
 		if ttl < 0 || page.ttlMs < ttl {
 			ttl = page.ttlMs
@@ -1048,6 +1051,8 @@ func (s *TransportSession) pages(ctx context.Context, method string, left func()
 		reason, detail := ReasonProtocol, "the result is not a list"
 		if cursor, err = take(raw); err == nil {
 			reason, detail = p.next(cursor, len(raw))
+		} else if err == errLimit {
+			reason, detail = ReasonLimit, "the list has more than "+strconv.Itoa(maxEntries)+" entries"
 		}
 		if detail != "" {
 			err = s.failure(method, reason, detail, raw)
