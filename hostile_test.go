@@ -150,6 +150,30 @@ var hostileCalls = []struct {
 		}
 		io.WriteString(w, puppetOK(id))
 	}},
+	{"requests with large ids", true, false, func(w io.Writer, id string) {
+		for i := range 64 {
+			io.WriteString(w, `{"jsonrpc":"2.0","method":"roots/list","id":"`+strconv.Itoa(i))
+			fillWith(w, "x", nearly)
+			io.WriteString(w, "\"}\n")
+		}
+		io.WriteString(w, puppetOK(id))
+	}},
+	{"requests of large methods", true, false, func(w io.Writer, id string) {
+		for i := range 64 {
+			io.WriteString(w, `{"jsonrpc":"2.0","id":"s`+strconv.Itoa(i)+`","method":"roots/list`)
+			fillWith(w, "x", nearly)
+			io.WriteString(w, "\"}\n")
+		}
+		io.WriteString(w, puppetOK(id))
+	}},
+	{"notifications of large methods", true, false, func(w io.Writer, id string) {
+		for range 64 {
+			io.WriteString(w, `{"jsonrpc":"2.0","method":"`)
+			fillWith(w, "x", nearly)
+			io.WriteString(w, "\"}\n")
+		}
+		io.WriteString(w, puppetOK(id))
+	}},
 	{"a million answers to nobody", true, false, func(w io.Writer, id string) {
 		fillWith(w, `{"jsonrpc":"2.0","id":987654321,"result":{}}`+"\n", 44*1_000_000)
 		io.WriteString(w, puppetOK(id))

@@ -46,6 +46,9 @@ type envelope struct {
 	err    json.RawMessage // the error member; nil if absent
 }
 
+// size is what a request takes while it waits: all of it is the peer's to choose.
+func (e *envelope) size() int { return len(e.id) + len(e.method) + len(e.params) }
+
 // scanEnvelope cuts one message into its members: case-sensitive keys,
 // duplicates of the members above refused, depth bounded, nothing but white
 // space after it, jsonrpc must be "2.0". Null is as absent in method, params

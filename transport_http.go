@@ -92,7 +92,7 @@ type HTTPTransport struct {
 	listening *httpCall
 	calls     map[*httpCall]struct{} // whatever is under way
 	serving   map[string]*httpCall   // requests of the server, by id
-	servingN  int                    // bytes of their params
+	servingN  int                    // bytes of them
 }
 
 var (
@@ -1231,11 +1231,12 @@ func (t *HTTPTransport) requested(id string, req *Request) {
 	if err != nil {
 		return
 	}
+	size := len(id) + len(req.Method) + len(req.Params)
 	t.mu.Lock()
-	full := t.serving[id] != nil || len(t.serving) >= waitingMax || t.servingN+len(req.Params) > t.limit
+	full := t.serving[id] != nil || len(t.serving) >= waitingMax || t.servingN+size > t.limit
 	if !full {
 		t.serving[id] = c
-		t.servingN += len(req.Params)
+		t.servingN += size
 	}
 	t.mu.Unlock()
 	if full || t.in.Request == nil {
@@ -1251,7 +1252,7 @@ func (t *HTTPTransport) requested(id string, req *Request) {
 		}
 		t.mu.Lock()
 		delete(t.serving, id)
-		t.servingN -= len(req.Params)
+		t.servingN -= size
 		t.mu.Unlock()
 		c.end()
 	}()

@@ -434,7 +434,7 @@ type child struct {
 	timer    *time.Timer         // calls sweep; nil until it is used
 	wake     time.Time           // when it does; zero if it does not
 	queue    []envelope          // requests of the server that wait for a handler
-	queued   int                 // bytes in queue
+	queued   int                 // bytes in queue and in the hands of handlers
 	handlers int
 	watched  bool   // the process is being waited for
 	ending   bool   // bury runs, or has run
@@ -844,12 +844,12 @@ func (c *child) stall() {
 func (c *child) enqueue(ctx context.Context, e envelope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.dead || len(c.queue) >= stdioQueue || c.queued+len(e.params) > c.t.cfg.MaxMessageBytes {
+	if c.dead || len(c.queue) >= stdioQueue || c.queued+e.size() > c.t.cfg.MaxMessageBytes {
 		c.t.skipped.Add(1)
 		return
 	}
 	c.queue = append(c.queue, e)
-	c.queued += len(e.params)
+	c.queued += e.size()
 	if c.handlers < stdioHandlers {
 		c.handlers++
 		go c.handle(ctx) // ends with the queue; bury waits for idle
@@ -858,8 +858,10 @@ func (c *child) enqueue(ctx context.Context, e envelope) {
 
 // handle answers requests of the server until none waits.
 func (c *child) handle(ctx context.Context) {
+	held := 0 // bytes of the request in hand
 	for {
 		c.mu.Lock()
+		c.queued -= held
 		if len(c.queue) == 0 {
 			c.handlers--
 			if c.dead && c.handlers == 0 {
@@ -870,7 +872,7 @@ func (c *child) handle(ctx context.Context) {
 		}
 		e := c.queue[0]
 		c.queue = slices.Delete(c.queue, 0, 1)
-		c.queued -= len(e.params)
+		held = e.size()
 		c.mu.Unlock()
 
 		var result json.RawMessage
