@@ -115,7 +115,7 @@ func (s *contractServer) handle(ctx context.Context, method string, params json.
 	case "x/count":
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return map[string]any{"pings": s.pings, "most": s.most, "ended": s.ended, "received": s.received}, nil
+		return map[string]any{"pings": s.pings, "most": s.most, "running": s.running, "ended": s.ended, "received": s.received}, nil
 	}
 	return nil, &RPCError{Code: -32601, Message: canary}
 }
@@ -806,7 +806,7 @@ func contractCloseCalling(t *testing.T, tr Transport, _ func()) {
 			wantReason(t, err, ReasonDisconnected, true)
 		})
 	}
-	time.Sleep(50 * time.Millisecond) // until most of them are on their way
+	eventually(t, "all calls have arrived", func() bool { return count(t, tr, "running") == 9 })
 	start := time.Now()
 	if err := tr.Close(); err != nil {
 		t.Error(err)

@@ -153,8 +153,8 @@ func TestDocumented(t *testing.T) {
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
-		"mcp.go": 2100, "jsonrpc.go": 950, "transport_stdio.go": 1200, "transport_http.go": 1650, "resilient.go": 1250,
-		"breaker.go": 160, "schema.go": 1200, "schema_text.go": 1280, "fleet.go": 1800, "fake.go": 1050,
+		"mcp.go": 2100, "jsonrpc.go": 950, "transport_stdio.go": 1210, "transport_http.go": 1650, "resilient.go": 1250,
+		"breaker.go": 160, "schema.go": 1200, "schema_text.go": 1280, "fleet.go": 1820, "fake.go": 1050,
 	}
 	for name := range sources(t) {
 		b, err := os.ReadFile(name)

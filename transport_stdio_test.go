@@ -1233,8 +1233,14 @@ func TestStdioIdle(t *testing.T) {
 	before := runtime.NumGoroutine()
 	tr := openStdio(t, stdioConfig(t), nil, Inbound{})
 	mustEcho(t, tr)
-	if n := runtime.NumGoroutine() - before; n > 2 {
-		t.Errorf("an idle session has %d goroutines want 2", n)
+	want, c := 2, tr.child.Load()
+	c.mu.Lock()
+	if c.watched { // a start slower than the pulse, on a busy machine
+		want = 3
+	}
+	c.mu.Unlock()
+	if n := runtime.NumGoroutine() - before; n > want {
+		t.Errorf("an idle session has %d goroutines want %d", n, want)
 	}
 }
 

@@ -3,9 +3,9 @@ module peers
 go 1.25.5
 
 require (
-	resilient/mcp v0.0.0
 	github.com/mark3labs/mcp-go v1.2.1
 	github.com/modelcontextprotocol/go-sdk v1.8.0
+	resilient/mcp v0.0.0
 )
 
 require (
