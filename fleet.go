@@ -514,6 +514,9 @@ func cleanURL(s string) string {
 		return "unreadable"
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	if u.Host == "" && strings.Contains(u.String(), "@") {
+		return "unreadable" // "user:password@host", without a scheme, parses as something else
+	}
 	return u.String()
 }
 

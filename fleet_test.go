@@ -88,6 +88,9 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`[{"name":"a","command":["x"],"retry":{"max_attempts":3}}]`))
 	f.Add([]byte(`{"mcpServers":{"z":{"command":"npx","args":["-y",7],"env":{"K":"${V:-d}"}}}}`))
 	f.Add([]byte(`[{"name":"a","endpoint":"http://u:p@h/?q","headers":{"A":"b\r"}}]`))
+	for _, endpoint := range []string{"u:p@h/mcp", "http:/u:p@h", "http:u:p@h", "//u:p@h/", "http//u:p@h", "ftp://u:p@h", "http://u:p@"} {
+		f.Add([]byte(`[{"name":"a","endpoint":"` + endpoint + `"}]`))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, err := ParseConfigs(data, vars(map[string]string{"V": "v", "MCP_A_MAX_TOOLS": "3"}))
 		for _, c := range got {
