@@ -171,7 +171,8 @@ func stdioConfig(t testing.TB, args ...string) Config {
 	return Config{
 		Name:    "test",
 		Command: append([]string{exe}, args...),
-		Env:     map[string]string{childEnv: "serve", "GORACE": "atexit_sleep_ms=0"},
+		// GOCOVERDIR: a covered child without it complains on stderr.
+		Env: map[string]string{childEnv: "serve", "GORACE": "atexit_sleep_ms=0", "GOCOVERDIR": t.TempDir()},
 	}.withDefaults()
 }
 
