@@ -34,6 +34,7 @@ const (
 	maxEntries  = 1 << 14  // messages of a batch, blocks of a result, tools of a list
 	valueBudget = 48 << 20 // bytes, about, that one decoded value may take
 	dataLimit   = 64 << 10 // bytes of an error's data that are kept
+	maxRepair   = 1 << 20  // bytes that a message may grow by where it is no UTF-8
 )
 
 // An envelope is one JSON-RPC message, cut into its members. The members lie in
@@ -434,6 +435,7 @@ type scanner struct {
 	text  string // b, if strings are to be cut out of it rather than copied
 	i     int    // the cursor
 	depth int    // how many levels may still be opened
+	grown int    // bytes that U+FFFD took more than what it stands for
 	err   error
 }
 
@@ -534,12 +536,22 @@ func (s *scanner) quoted() []byte {
 }
 
 // string takes a string. What is not UTF-8, or half a surrogate pair, becomes
-// U+FFFD.
+// U+FFFD, which is three bytes for one: a message of nothing else fails.
 func (s *scanner) string() string {
 	raw := s.quoted()
 	end := s.i - 1
 	valid := utf8.Valid(raw)
 	if !valid {
+		for rest := raw; len(rest) > 0; {
+			r, n := utf8.DecodeRune(rest)
+			if rest = rest[n:]; r == utf8.RuneError && n == 1 {
+				s.grown += len("\uFFFD") - 1
+			}
+		}
+		if s.grown > maxRepair {
+			s.fail(errLimit)
+			return ""
+		}
 		raw = bytes.Map(func(r rune) rune { return r }, raw)
 	}
 	switch {
