@@ -746,6 +746,42 @@ func (r *Request) release() {
 	}
 }
 
+// spares are the two large buffers that a session or a transport keeps for its
+// next messages. A [sync.Pool] would lose them at every collection, and large
+// messages bring those about.
+type spares chan []byte
+
+// The sizes between which a buffer is worth keeping so.
+const (
+	smallestSpare = 16 << 10
+	largestSpare  = 4 << 20
+)
+
+func newSpares() spares { return make(spares, 2) }
+
+// take returns an empty buffer with room for n bytes.
+func (s spares) take(n int) []byte {
+	select {
+	case b := <-s:
+		if cap(b) >= n {
+			return b[:0]
+		}
+	default:
+	}
+	return make([]byte, 0, n)
+}
+
+// give takes a buffer back, which nobody uses any more.
+func (s spares) give(b []byte) {
+	if cap(b) < smallestSpare || cap(b) > largestSpare {
+		return
+	}
+	select {
+	case s <- b:
+	default:
+	}
+}
+
 // NewTransport returns the transport that cfg declares, not yet connected.
 func NewTransport(cfg Config, o *Options) (Transport, error) {
 	cfg = cfg.withDefaults()
@@ -913,7 +949,8 @@ type TransportSession struct {
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
 
-	buffers sync.Pool // *[]byte, for params
+	small sync.Pool // *[]byte, for params
+	large spares    // the same, where they are long
 
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
@@ -965,7 +1002,7 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 		o = &Options{}
 	}
 	_, direct := t.(honoursDeadline)
-	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, progress: map[string]func(Progress){}}
+	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, large: newSpares(), progress: map[string]func(Progress){}}
 }
 
 func (s *TransportSession) boundsItself() {}
@@ -1233,11 +1270,8 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 		d.token = s.beginProgress(d.call.OnProgress)
 		defer s.endProgress(ctx, d.token)
 	}
-	buf, _ := s.buffers.Get().(*[]byte)
-	if buf == nil {
-		buf = new([]byte)
-	}
-	defer s.buffers.Put(buf)
+	buf := s.grab()
+	defer s.give(buf)
 	again := false
 	for round := 1; ; {
 		l, err := s.connect(ctx)
@@ -1281,6 +1315,28 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMes
 			return nil, err
 		}
 	}
+}
+
+// grab returns a buffer for params, whose length nobody knows beforehand.
+func (s *TransportSession) grab() *[]byte {
+	buf, _ := s.small.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	select {
+	case *buf = <-s.large:
+	default:
+	}
+	return buf
+}
+
+// give takes it back.
+func (s *TransportSession) give(buf *[]byte) {
+	if cap(*buf) >= smallestSpare {
+		s.large.give(*buf)
+		*buf = nil
+	}
+	s.small.Put(buf)
 }
 
 // resultType returns the type of a result of 2026-07-28; a result that names

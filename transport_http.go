@@ -50,7 +50,6 @@ const (
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
-	largeBuffer    = 4 << 20               // the largest buffer that is kept
 	headerBytes    = 256 << 10             // of the head of a reply
 	maxToken       = 1 << 10               // bytes of a session or event id
 )
@@ -73,6 +72,7 @@ type HTTPTransport struct {
 	answering chan struct{} // slots of the server's requests
 	farewells chan struct{} // slots of the cancellations under way
 	spare     sync.Pool     // of *[]byte: buffers for the next replies
+	large     spares        // the same, where they are long
 	free      func([]byte)  // keep
 	lastID    atomic.Int64
 	closing   sync.Once
@@ -110,6 +110,7 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	}
 	t := &HTTPTransport{
 		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
+		large:     newSpares(),
 		answering: make(chan struct{}, serverRequests),
 		farewells: make(chan struct{}, serverRequests),
 		idle:      make(chan struct{}),
@@ -393,6 +394,10 @@ type httpCall struct {
 	got   atomic.Bool                 // it has a connection, so it may have written
 	conn  atomic.Pointer[countedConn] // that connection, if it is a used one of ours
 	mark  atomic.Int64                // bytes written to conn before
+	wrote atomic.Bool                 // the large body is out, and nobody reads it any more
+
+	sentBody []byte // where it is worth keeping
+	trips    int    // requests made
 }
 
 // begin registers a call, so that Close ends it, waits for its slot if it takes
@@ -453,6 +458,9 @@ func (c *httpCall) end() {
 		c.body.Close()
 	}
 	c.t.keep(c.buf)
+	if c.trips == 1 && c.wrote.Load() { // else net/http may still read it
+		c.t.keep(c.sentBody)
+	}
 	if c.slot {
 		<-c.t.slots
 	}
@@ -672,6 +680,7 @@ func (c *httpCall) roundTrip(method string, u *url.URL, h http.Header, body []by
 	c.got.Store(false)
 	c.conn.Store(nil)
 	c.last.Store(0)
+	c.trips++
 	r := http.Request{Method: method, URL: u, Host: u.Host, Header: h, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
 	if host := h["Host"]; len(host) > 0 {
 		r.Host = host[0]
@@ -796,8 +805,18 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 // call sends the request and waits for its answer.
 func (c *httpCall) call() error {
 	c.id = c.t.lastID.Add(1)
-	body := make([]byte, 0, len(c.req.Params)+len(c.req.Method)+64)
+	n := len(c.req.Params) + len(c.req.Method) + 64
+	var body []byte
+	if n < smallestSpare {
+		body = make([]byte, 0, n)
+	} else {
+		body = c.t.buffer(n)
+		c.trace.WroteRequest = func(i httptrace.WroteRequestInfo) { c.wrote.Store(i.Err == nil) }
+	}
 	body = appendRequest(body, c.id, c.req.Method, c.req.Params)
+	if n >= smallestSpare {
+		c.sentBody = body
+	}
 	if c.old != nil {
 		return c.callOld(body)
 	}
@@ -1568,6 +1587,9 @@ func (c *countedConn) Write(b []byte) (int, error) {
 
 // buffer returns an empty buffer of at least n bytes.
 func (t *HTTPTransport) buffer(n int) []byte {
+	if n >= smallestSpare {
+		return t.large.take(n)
+	}
 	if b, ok := t.spare.Get().(*[]byte); ok {
 		return slices.Grow((*b)[:0], n)
 	}
@@ -1576,7 +1598,9 @@ func (t *HTTPTransport) buffer(n int) []byte {
 
 // keep takes a buffer back, which nobody uses any more.
 func (t *HTTPTransport) keep(b []byte) {
-	if cap(b) > 0 && cap(b) <= largeBuffer {
+	if cap(b) >= smallestSpare {
+		t.large.give(b)
+	} else if cap(b) > 0 {
 		spare := b // escapes, unlike b
 		t.spare.Put(&spare)
 	}

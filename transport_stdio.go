@@ -59,7 +59,7 @@ type StdioTransport struct {
 	stderr  io.Writer
 	log     *slog.Logger
 	recycle func([]byte)   // give, as a value made once
-	large   sync.Pool      // of *[]byte: buffers for long lines
+	large   spares         // buffers for long lines
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
 	inbound *Inbound       // of the first Open; belongs to the token
@@ -75,6 +75,7 @@ func newStdioTransport(cfg Config, o *Options) *StdioTransport {
 		cfg:     cfg,
 		stderr:  o.Stderr,
 		log:     o.Logger,
+		large:   newSpares(),
 		slots:   make(chan *exchange, max(cfg.MaxInFlight, 1)),
 		opening: make(chan struct{}, 1),
 	}
@@ -393,14 +394,12 @@ func (t *StdioTransport) fault(ctx context.Context, op string, why Reason, sent 
 
 // grab returns a buffer of at least n bytes for a long line.
 func (t *StdioTransport) grab(n int) []byte {
-	if p, _ := t.large.Get().(*[]byte); p != nil && cap(*p) >= n {
-		return (*p)[:cap(*p)]
-	}
-	return make([]byte, n)
+	b := t.large.take(n)
+	return b[:cap(b)]
 }
 
 // give takes such a buffer back.
-func (t *StdioTransport) give(b []byte) { t.large.Put(&b) }
+func (t *StdioTransport) give(b []byte) { t.large.give(b) }
 
 // discard drops a reply that nobody wants.
 func (t *StdioTransport) discard(r reply) {
