@@ -32,7 +32,7 @@ const (
 	wireDepth   = 512      // nesting of a message, read or written
 	valueDepth  = 128      // nesting of a value decoded for validation
 	maxEntries  = 1 << 14  // messages of a batch, blocks of a result, tools of a list
-	valueBudget = 48 << 20 // bytes, about, that one decoded value may take
+	valueBudget = 32 << 20 // bytes, about, that one decoded value may take
 	dataLimit   = 64 << 10 // bytes of an error's data that are kept
 	maxRepair   = 1 << 20  // bytes that a message may grow by where it is no UTF-8
 )
