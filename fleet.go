@@ -510,13 +510,10 @@ func quoted(s string) string {
 // cleanURL strips what a URL may hold of secrets.
 func cleanURL(s string) string {
 	u, err := url.Parse(s)
-	if err != nil {
+	if err != nil || u.Host == "" && strings.Contains(s, "@") { // user:password@host, without a scheme
 		return "unreadable"
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
-	if u.Host == "" && strings.Contains(u.String(), "@") {
-		return "unreadable" // "user:password@host", without a scheme, parses as something else
-	}
 	return u.String()
 }
 
@@ -551,6 +548,8 @@ type Client struct {
 	cfg Config
 	o   *Options
 
+	large sync.Mutex // held while a large result is checked
+
 	mu    sync.RWMutex // guards the fields below
 	tools map[string]*adopted
 	list  *Adoption // the latest adoption; nil before it
@@ -561,8 +560,9 @@ type Client struct {
 type adopted struct {
 	Tool
 	cfg     *Config
-	input   *schema // nil if arguments are not checked
-	output  *schema // nil if results are not checked
+	large   *sync.Mutex // the Client's
+	input   *schema     // nil if arguments are not checked
+	output  *schema     // nil if results are not checked
 	headers []headerParam
 	digest  string
 }
@@ -747,7 +747,7 @@ func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error
 	if t.TaskSupport == "required" {
 		return nil, nil, errors.New("it can only be called as a task, which is not supported")
 	}
-	ad := &adopted{Tool: t, cfg: &c.cfg, digest: fingerprint(t.InputSchema, t.OutputSchema)}
+	ad := &adopted{Tool: t, cfg: &c.cfg, large: &c.large, digest: fingerprint(t.InputSchema, t.OutputSchema)}
 	ad.Remote, ad.Server, ad.Name = t.Name, c.cfg.Name, localName(c.cfg.Prefix, t.Name)
 	if t.InputSchema == nil {
 		return nil, nil, errors.New("it has no input schema")
@@ -973,6 +973,10 @@ func (t *adopted) check(r *Result) error {
 	}
 	if t.output == nil {
 		return nil
+	}
+	if len(r.Structured) > 64<<10 { // decoded, it may take forty times that: one at a time
+		t.large.Lock()
+		defer t.large.Unlock()
 	}
 	v, err := decodeValue(r.Structured)
 	if err != nil {

@@ -267,7 +267,9 @@ func TestHostileAnswers(t *testing.T) {
 					results := make([]*Result, calls)
 					for i := range calls {
 						wg.Go(func() {
-							r, err := c.Call(t.Context(), doCall(h.name))
+							call := doCall(h.name)
+							call.Tool = "s" // whose results are held to a schema
+							r, err := c.Call(t.Context(), call)
 							checkOurs(t, err)
 							if errors.Is(err, ReasonTimeout) && !(h.stray && carrier == "stdio") {
 								t.Errorf("%v", err)

@@ -282,6 +282,7 @@ func (s *scanner) value(budget *int) any {
 		m := make(map[string]any)
 		for s.open('{'); s.more('}'); {
 			n := len(m)
+			*budget -= 48 // the entry of a map, which is larger than that of a slice
 			key := s.string()
 			s.colon()
 			if m[key] = s.value(budget); len(m) == n {

@@ -54,7 +54,8 @@ func puppetAnswer(e envelope) string {
 		version := string(member(e.params, "protocolVersion"))
 		return head + `,"result":{"protocolVersion":` + version + `,"capabilities":{"tools":{}},"serverInfo":{"name":"puppet","version":"1"}}}`
 	case "tools/list":
-		return head + `,"result":{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}}`
+		return head + `,"result":{"tools":[{"name":"t","inputSchema":{"type":"object"}},{"name":"s","inputSchema":{"type":"object"},"outputSchema":` +
+			`{"type":"object","properties":{"n":{"type":["array","number"],"uniqueItems":true,"items":{"multipleOf":0.5}}},"required":["n"]}}]}}`
 	case "ping":
 		return head + `,"result":{}}`
 	}
