@@ -548,7 +548,7 @@ type Client struct {
 	cfg Config
 	o   *Options
 
-	large sync.Mutex // held while a large result is checked
+	large chan struct{} // holds a token while a large result is checked
 
 	mu    sync.RWMutex // guards the fields below
 	tools map[string]*adopted
@@ -560,9 +560,9 @@ type Client struct {
 type adopted struct {
 	Tool
 	cfg     *Config
-	large   *sync.Mutex // the Client's
-	input   *schema     // nil if arguments are not checked
-	output  *schema     // nil if results are not checked
+	large   chan struct{} // the Client's
+	input   *schema       // nil if arguments are not checked
+	output  *schema       // nil if results are not checked
 	headers []headerParam
 	digest  string
 }
@@ -609,7 +609,7 @@ func NewClient(s Session, cfg Config, o *Options) *Client {
 	if o == nil {
 		o = &Options{}
 	}
-	c := &Client{s: s, cfg: cfg.withDefaults(), o: o}
+	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
 	if r, ok := innermost(s).(interface {
 		onReconnect(func(context.Context))
 	}); ok {
@@ -747,7 +747,7 @@ func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error
 	if t.TaskSupport == "required" {
 		return nil, nil, errors.New("it can only be called as a task, which is not supported")
 	}
-	ad := &adopted{Tool: t, cfg: &c.cfg, large: &c.large, digest: fingerprint(t.InputSchema, t.OutputSchema)}
+	ad := &adopted{Tool: t, cfg: &c.cfg, large: c.large, digest: fingerprint(t.InputSchema, t.OutputSchema)}
 	ad.Remote, ad.Server, ad.Name = t.Name, c.cfg.Name, localName(c.cfg.Prefix, t.Name)
 	if t.InputSchema == nil {
 		return nil, nil, errors.New("it has no input schema")
@@ -905,7 +905,7 @@ func (c *Client) call(ctx context.Context, call *Call) (*Result, error) {
 	}
 	r, err := c.s.CallTool(ctx, &out)
 	if err == nil && !out.checked && r.Degraded == "" { // a substitute keeps no promise, and says so
-		err = t.check(r)
+		err = t.check(ctx, r)
 	}
 	if err != nil {
 		return nil, err
@@ -957,7 +957,7 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 
 // check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
 // tool's own failure is exempt.
-func (t *adopted) check(r *Result) error {
+func (t *adopted) check(ctx context.Context, r *Result) error {
 	if t.OutputSchema == nil || r.IsError || t.cfg.Results == "off" {
 		return nil
 	}
@@ -975,8 +975,12 @@ func (t *adopted) check(r *Result) error {
 		return nil
 	}
 	if len(r.Structured) > 64<<10 { // decoded, it may take forty times that: one at a time
-		t.large.Lock()
-		defer t.large.Unlock()
+		select {
+		case t.large <- struct{}{}:
+			defer func() { <-t.large }()
+		case <-ctx.Done():
+			return &TransportError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Reason: ReasonCancelled, Sent: true, Detail: "waiting to be checked", Err: ctx.Err()}
+		}
 	}
 	v, err := decodeValue(r.Structured)
 	if err != nil {

@@ -99,7 +99,7 @@ func TestInvariant06ResetIsExact(t *testing.T) {
 		if err := g.Do(t.Context(), anyCall, answers); !errors.As(err, &refused) || refused.RetryAfter != 1 || refused.State != BreakerOpen {
 			t.Errorf("at R - 1 ns: %v, want a refusal with 1 ns to go", err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if err := g.Do(t.Context(), anyCall, answers); err != nil {
 			t.Errorf("at R: %v", err)
 		}
@@ -192,7 +192,7 @@ func TestInvariant09HungProbeLosesItsLease(t *testing.T) {
 		if err := g.Do(t.Context(), anyCall, answers); !errors.As(err, &refused) || refused.State != BreakerHalfOpen {
 			t.Errorf("at B + R - 1 ns: %v, want a refusal", err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		wg.Go(func() {
 			g.Do(t.Context(), anyCall, func(context.Context) error { <-second; return errDown })
 		})

@@ -831,7 +831,9 @@ type Call struct {
 
 // A resultChecker holds a result to what its tool promised. The policy asks it
 // within the reach, so that a broken promise is seen where it happened.
-type resultChecker interface{ check(*Result) error }
+type resultChecker interface {
+	check(context.Context, *Result) error
+}
 
 // Progress is a report of a server on a running call. Total is 0 if unknown.
 type Progress struct {

@@ -840,7 +840,7 @@ func (t *toolReach) reach(ctx context.Context) (err error) {
 		// Here and not above, so that a promise that was not kept is an
 		// outcome of this reach, in its span and in Health.
 		t.call.checked = true
-		err = t.call.tool.check(t.result)
+		err = t.call.tool.check(ctx, t.result)
 	}
 	if err == nil && t.result != nil && t.result.IsError {
 		return errToolFailed

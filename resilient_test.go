@@ -663,7 +663,7 @@ level=WARN msg="mcp: protocol outcome" server=s op=tools/call class=protocol att
 // brokenPromise is a check that no result passes.
 type brokenPromise struct{}
 
-func (brokenPromise) check(*Result) error { return &ProtocolError{Detail: "missing"} }
+func (brokenPromise) check(context.Context, *Result) error { return &ProtocolError{Detail: "missing"} }
 
 // A result outside its schema is an outcome of the reach that brought it.
 func TestBrokenPromise(t *testing.T) {
@@ -953,7 +953,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 				t.Errorf("%v: %+v, %v, want the third alternative", c, r, err)
 			}
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if r, err := s.CallTool(t.Context(), oslo); err != nil || r.Degraded != "alternative 3" {
 			t.Errorf("too old: %+v, %v", r, err)
 		}

@@ -61,14 +61,6 @@ func writeEvents(w http.ResponseWriter, events ...string) {
 	}
 }
 
-// drop ends a connection without a word.
-func drop(w http.ResponseWriter) {
-	conn, _, err := w.(http.Hijacker).Hijack()
-	if err == nil {
-		_ = conn.Close()
-	}
-}
-
 // newHTTPTest returns a transport to a loopback server, opened.
 func newHTTPTest(t *testing.T, h http.HandlerFunc, change ...func(*Config, *Options)) (*HTTPTransport, *httptest.Server) {
 	t.Helper()
