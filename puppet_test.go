@@ -126,7 +126,13 @@ func puppetChild(args []string) int {
 			}
 			wait = 0
 			for _, e := range held {
-				if do := puppetDo(e); strands[do] != nil {
+				if raw := textMember(member(e.params, "arguments"), "raw"); raw != "" {
+					fmt.Fprintln(out, strings.ReplaceAll(raw, "{{id}}", string(e.id)))
+				} else if do := puppetDo(e); do == "exit" {
+					return 3
+				} else if do == "silence" {
+					continue
+				} else if strands[do] != nil {
 					strands[do](out, string(e.id))
 					io.WriteString(out, "\n")
 				} else {
