@@ -387,17 +387,10 @@ func encodeParams(params any) (json.RawMessage, error) {
 // asTransportError copies a scripted error: those who receive one write their
 // Origin into it, and a script may give it to many.
 func asTransportError(err error) error {
-	switch e := err.(type) {
-	case Reason:
-		return &TransportError{Reason: e, Sent: e != ReasonUnavailable}
-	case *TransportError:
-		c := *e
-		return &c
-	case *RPCError:
-		c := *e
-		return &c
+	if r, ok := err.(Reason); ok {
+		return &TransportError{Reason: r, Sent: r != ReasonUnavailable}
 	}
-	return err
+	return ownCopy(err)
 }
 
 func errFakeClosed() error {

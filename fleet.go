@@ -417,7 +417,10 @@ func settingKeys() []string {
 func suggest(word string, known []string) string {
 	best, least := "", 1+len(word)/3
 	for _, k := range known {
-		if d := distance(word, k); d < least || strings.HasSuffix(k, "_seconds") && strings.TrimSuffix(k, "_seconds") == word {
+		if len(k) > 64 {
+			continue // a tool's name is the server's, and may be anything
+		}
+		if d := distance(word[:min(len(word), 64)], k); d < least || strings.HasSuffix(k, "_seconds") && strings.TrimSuffix(k, "_seconds") == word {
 			best, least = k, min(d, least)
 		}
 	}
@@ -425,29 +428,6 @@ func suggest(word string, known []string) string {
 		return ""
 	}
 	return "; did you mean " + strconv.Quote(best) + "?"
-}
-
-// distance counts the edits between two words, as Levenshtein does. Long words
-// are cut: the callers' words may be anybody's.
-func distance(a, b string) int {
-	a, b = a[:min(len(a), 64)], b[:min(len(b), 64)]
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diag
-			if a[i] != b[j] {
-				cost++
-			}
-			diag = row[j+1]
-			row[j+1] = min(cost, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // position says where data stops being JSON, as far as that can be told.

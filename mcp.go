@@ -1623,14 +1623,16 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 	return l, err
 }
 
-// ownCopy gives each caller an error of its own, since the policy writes the
-// operation's facts into it.
+// ownCopy gives a caller an error of its own, since the policy writes into it.
 func ownCopy(err error) error {
 	switch e := err.(type) {
 	case *TransportError:
 		c := *e
 		return &c
 	case *RPCError:
+		c := *e
+		return &c
+	case *ProtocolError:
 		c := *e
 		return &c
 	}

@@ -602,17 +602,9 @@ func (g *Guard) ended(o *operation, cancelled bool) error {
 // stamp says on err which operation it ended, and why. It does so on a copy where
 // a session may hand one error to many callers.
 func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
-	switch e := err.(type) {
-	case *TransportError:
-		c := *e
-		c.Sent = c.Sent || o.sent // an earlier attempt may have run, whatever became of the last
-		err = &c
-	case *RPCError:
-		c := *e
-		err = &c
-	case *ProtocolError:
-		c := *e
-		err = &c
+	err = ownCopy(err)
+	if e, ok := err.(*TransportError); ok {
+		e.Sent = e.Sent || o.sent // an earlier attempt may have run, whatever became of the last
 	}
 	if ours := origins(err); ours != nil {
 		if by := ours.origin(); by.Call == "" { // else a policy further in has signed it

@@ -1203,6 +1203,12 @@ func similarNames(a, b string) bool {
 	}
 	fold := strings.NewReplacer("_", "", "-", "")
 	a, b = fold.Replace(strings.ToLower(a)), fold.Replace(strings.ToLower(b))
+	return distance(a, b) <= min(2, len(b)/2)
+}
+
+// distance counts the edits between two words, as Levenshtein does. It takes time by the product of their
+// lengths: whose words may be anybody's cuts them first.
+func distance(a, b string) int {
 	row := make([]int, len(b)+1) // edits from what of a has been read to each beginning of b
 	for j := range row {
 		row[j] = j
@@ -1218,7 +1224,7 @@ func similarNames(a, b string) bool {
 			diagonal, row[j+1] = row[j+1], edits
 		}
 	}
-	return row[len(b)] <= min(2, len(b)/2)
+	return row[len(b)]
 }
 
 // fingerprint is a digest of what a tool takes and gives: of the schemas as values, so that neither the
