@@ -92,10 +92,42 @@ func scanBatch(b []byte) (elems []json.RawMessage, ok bool) {
 
 // intID returns the id as a number of ours: 7, or the text "7".
 func intID(id json.RawMessage) (n int64, ok bool) {
-	text := string(bytes.Trim(id, `"`))
-	n, err := strconv.ParseInt(text, 10, 64)
+	if len(id) > 1 && id[0] == '"' && id[len(id)-1] == '"' {
+		id = id[1 : len(id)-1]
+	}
+	n, err := strconv.ParseInt(string(id), 10, 64)
 	var buf [20]byte
-	return n, err == nil && n >= 0 && string(strconv.AppendInt(buf[:0], n, 10)) == text
+	return n, err == nil && n >= 0 && bytes.Equal(strconv.AppendInt(buf[:0], n, 10), id)
+}
+
+// cutAnswer cuts an answer that is laid out as servers write it, without a look
+// at its result: with the members in the order of the Go and the Python SDK, or
+// of the TypeScript SDK. If the result is one JSON value, then b is an answer with
+// this id and this result, and nothing else; if it is not, b may be anything.
+func cutAnswer(b []byte) (id int64, result []byte, ok bool) {
+	const head, then = `{"jsonrpc":"2.0","id":`, `,"result":`
+	const first, tail = `{"result":`, `,"jsonrpc":"2.0","id":`
+	b, ok = bytes.CutSuffix(b, []byte("}"))
+	if !ok {
+		return 0, nil, false
+	}
+	var number []byte
+	if rest, found := bytes.CutPrefix(b, []byte(head)); found {
+		number, result, ok = bytes.Cut(rest[:min(len(rest), 20+len(then))], []byte(then))
+		result = rest[min(len(number)+len(then), len(rest)):]
+	} else if rest, found := bytes.CutPrefix(b, []byte(first)); found {
+		from := max(len(rest)-20-len(tail), 0)
+		i := bytes.LastIndex(rest[from:], []byte(tail))
+		if ok = i >= 0; ok {
+			result, number = rest[:from+i], rest[from+i+len(tail):]
+		}
+	} else {
+		return 0, nil, false
+	}
+	if ok {
+		id, ok = intID(number)
+	}
+	return id, result, ok
 }
 
 // peekID finds the id of a message that carries a result or an error, looking
@@ -149,21 +181,34 @@ func decodeError(b []byte) (*RPCError, error) {
 // toolResult is a decoded result of tools/call.
 type toolResult struct {
 	Result
+	round
+	noContent bool // neither content nor structuredContent
+}
+
+// A round is what a result of 2026-07-28 says about further ones.
+type round struct {
 	resultType    string          // "" if absent
-	noContent     bool            // neither content nor structuredContent
 	inputRequests json.RawMessage // of an input_required result; nil if absent
 	requestState  *string         // the same
 }
 
+// decodeRound decodes that much of any result.
+func decodeRound(b []byte) (*round, error) {
+	r := new(round)
+	err := decode(b, field{"resultType", &r.resultType}, field{"inputRequests", &r.inputRequests}, field{"requestState", &r.requestState})
+	r.inputRequests = bytes.Clone(unlessNull(r.inputRequests))
+	return r, err
+}
+
 // decodeToolResult decodes a result of tools/call. Strings and raw members are
 // copies. Null is as absent, save in structuredContent.
-func decodeToolResult(b []byte) (toolResult, error) {
-	var r toolResult
+func decodeToolResult(b []byte) (*toolResult, error) {
+	r := new(toolResult)
 	err := decode(b, field{"content", &r.Content}, field{"structuredContent", &r.Structured},
 		field{"isError", &r.IsError}, field{"_meta", &r.Meta}, field{"resultType", &r.resultType},
 		field{"inputRequests", &r.inputRequests}, field{"requestState", &r.requestState})
 	if err != nil {
-		return toolResult{}, err
+		return nil, err
 	}
 	r.noContent = r.Content == nil && r.Structured == nil
 	r.Structured = bytes.Clone(r.Structured)
@@ -174,11 +219,11 @@ func decodeToolResult(b []byte) (toolResult, error) {
 
 // block takes one content block. A type that we do not know may give the
 // members that we know another shape: then Raw is what counts.
-func (s *scanner) block() (c Content) {
+func (s *scanner) block(c *Content) {
 	s.peek()
 	start := s.i
 	ok, rest := s.members(field{"type", &c.Type}, field{"text", &c.Text}, field{"data", &c.Data},
-		field{"mimeType", &c.MIMEType}, field{"uri", &c.URI}, field{"name", &c.Name}, field{"resource", &c})
+		field{"mimeType", &c.MIMEType}, field{"uri", &c.URI}, field{"name", &c.Name}, field{"resource", c})
 	switch c.Type {
 	case "":
 		s.fail(errSyntax)
@@ -190,7 +235,6 @@ func (s *scanner) block() (c Content) {
 	if s.err == nil && (rest || c.Type != "text" || c.Data != "" || c.MIMEType != "" || c.URI != "" || c.Name != "") {
 		c.Raw = bytes.Clone(s.b[start:s.i])
 	}
-	return c
 }
 
 // toolPage is a decoded result of tools/list.
@@ -219,9 +263,29 @@ func decodeToolPage(b []byte) (toolPage, error) {
 	return p, nil
 }
 
+// tools takes the tools of a page. Where there is no more room, the average length
+// of those before is a guess at how many are to come.
+func (s *scanner) tools(p *toolPage) {
+	p.tools = make([]Tool, 0, 16)
+	start := s.i
+	for s.open('['); s.more(']'); {
+		n := len(p.tools)
+		if n == cap(p.tools) {
+			length := (s.i - start) / n
+			p.tools = slices.Grow(p.tools, min((len(s.b)-s.i)/length+8, maxEntries))
+		}
+		p.tools = append(p.tools, Tool{})
+		if !s.tool(&p.tools[n]) {
+			p.tools = p.tools[:n]
+			p.bad++
+		}
+		s.limit(len(p.tools))
+	}
+}
+
 // tool takes one tool. ok is false if it has no name, or two members of one
 // name, or text that is none.
-func (s *scanner) tool() (t Tool, ok bool) {
+func (s *scanner) tool(t *Tool) (ok bool) {
 	var annotations, execution json.RawMessage
 	s.peek()
 	start := s.i
@@ -244,7 +308,7 @@ func (s *scanner) tool() (t Tool, ok bool) {
 	if execution != nil {
 		_ = decode(execution, field{"taskSupport", &t.TaskSupport})
 	}
-	return t, ok && t.Name != ""
+	return ok && t.Name != ""
 }
 
 // member returns a copy of the raw value of one member of a JSON object, nil if
@@ -387,28 +451,27 @@ func (s *scanner) into(to any) (ok bool) {
 		if c == '[' {
 			*to = make([]Content, 0, 1) // most results have one block
 			for s.open('['); s.more(']'); {
-				*to = append(*to, s.block())
+				*to = append(*to, Content{})
+				s.block(&(*to)[len(*to)-1])
 				s.limit(len(*to))
 			}
 			return true
 		}
 	case *toolPage:
-		// Go servers write null for no tools. The count is a guess at the room.
-		to.tools = make([]Tool, 0, min(maxEntries, bytes.Count(s.b, []byte(`"inputSchema"`))))
+		to.tools = []Tool{} // Go servers write null for no tools
 		if c == '[' {
-			for s.open('['); s.more(']'); {
-				if t, ok := s.tool(); ok {
-					to.tools = append(to.tools, t)
-				} else {
-					to.bad++
-				}
-				s.limit(len(to.tools))
-			}
+			s.tools(to)
 			return true
 		}
 	}
 	s.skip()
 	return ok
+}
+
+// isValue reports whether b is one JSON value.
+func isValue(b []byte) bool {
+	i := skip(b, 0, wireDepth)
+	return i >= 0 && space(b, i) == len(b)
 }
 
 func unlessNull(raw []byte) []byte {

@@ -218,6 +218,48 @@ func TestPeekID(t *testing.T) {
 	}
 }
 
+func TestCutAnswer(t *testing.T) {
+	for _, test := range []struct{ in, id, result string }{
+		{`{"jsonrpc":"2.0","id":7,"result":{"a":1}}`, "7", `{"a":1}`},
+		{`{"jsonrpc":"2.0","id":"7","result": [1] }`, "7", ` [1] `},
+		{`{"result":{"a":1},"jsonrpc":"2.0","id":7}`, "7", `{"a":1}`},
+		{`{"result":{"jsonrpc":"2.0","id":5},"jsonrpc":"2.0","id":7}`, "7", `{"jsonrpc":"2.0","id":5}`},
+		{`{"jsonrpc":"2.0","id":9223372036854775807,"result":0}`, "9223372036854775807", `0`},
+
+		// What is cut out here is no value, so that its reader finds out.
+		{`{"jsonrpc":"2.0","id":7,"result":1,"result":2}`, "7", `1,"result":2`},
+		{`{"jsonrpc":"2.0","id":7,"result":{},"_meta":{}}`, "7", `{},"_meta":{}`},
+		{`{"result":1,"id":5,"jsonrpc":"2.0","id":7}`, "7", `1,"id":5`},
+		{`{"jsonrpc":"2.0","id":7,"result":}`, "7", ``},
+
+		{`{"jsonrpc":"2.0","result":{},"id":7}`, "-", ""}, // as it comes, then
+		{`{"jsonrpc": "2.0","id":7,"result":{}}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":7,"error":{}}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":7,"method":"m"}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":07,"result":{}}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":-7,"result":{}}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":null,"result":{}}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":92233720368547758071,"result":0}`, "-", ""},
+		{`{"result":{},"jsonrpc":"2.0","id":}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":10","result":0}`, "-", ""},
+		{`{"result":{},"jsonrpc":"2.0","id":7,"x":"}`, "-", ""},
+		{`{"jsonrpc":"2.0","id":7,"result":{}`, "7", `{`},
+		{`{"result":,"jsonrpc":"2.0","id":7`, "-", ""},
+		{`{}`, "-", ""},
+		{`}`, "-", ""},
+		{``, "-", ""},
+	} {
+		n, result, ok := cutAnswer([]byte(test.in))
+		id := "-"
+		if ok {
+			id = strconv.FormatInt(n, 10)
+		}
+		if id != test.id || ok && string(result) != test.result {
+			t.Errorf("cutAnswer(%s) = %s, %s, want %s, %s", test.in, id, result, test.id, test.result)
+		}
+	}
+}
+
 // A message cut anywhere is refused, and its head never names another id.
 func TestTruncated(t *testing.T) {
 	for _, in := range []string{
@@ -339,9 +381,9 @@ func TestDecodeToolResult(t *testing.T) {
 		{"nulls", `{"content":[],"isError":null,"_meta":null,"resultType":null,"inputRequests":null,"requestState":null}`,
 			toolResult{Result: Result{Content: []Content{}}}},
 		{"meta", `{"content":[],"_meta":{"a":1},"other":1}`, toolResult{Result: Result{Content: []Content{}, Meta: json.RawMessage(`{"a":1}`)}}},
-		{"complete", `{"resultType":"complete","content":[]}`, toolResult{Result: Result{Content: []Content{}}, resultType: "complete"}},
+		{"complete", `{"resultType":"complete","content":[]}`, toolResult{Result: Result{Content: []Content{}}, round: round{resultType: "complete"}}},
 		{"input required", `{"resultType":"input_required","inputRequests":{"k":{}},"requestState":"s"}`,
-			toolResult{resultType: "input_required", noContent: true, inputRequests: json.RawMessage(`{"k":{}}`), requestState: &state}},
+			toolResult{noContent: true, round: round{resultType: "input_required", inputRequests: json.RawMessage(`{"k":{}}`), requestState: &state}}},
 		{"image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`, toolResult{Result: Result{Content: []Content{
 			{Type: "image", Data: "AA==", MIMEType: "image/png", Raw: json.RawMessage(`{"type":"image","data":"AA==","mimeType":"image/png"}`)}}}}},
 		{"link", `{"content":[{"type":"resource_link","uri":"f:a","name":"a","size":12}]}`, toolResult{Result: Result{Content: []Content{
@@ -360,7 +402,7 @@ func TestDecodeToolResult(t *testing.T) {
 		in := []byte(test.in)
 		got, err := decodeToolResult(in)
 		clear(in) // nothing may lie in it
-		if err != nil || !reflect.DeepEqual(got, test.want) {
+		if err != nil || !reflect.DeepEqual(*got, test.want) {
 			t.Errorf("%s: decodeToolResult(%s) = %+v, %v, want %+v", test.name, test.in, got, err, test.want)
 		}
 	}
@@ -616,7 +658,8 @@ func TestWireAllocs(t *testing.T) {
 	}{
 		{"scanEnvelope", 0, func() { _, _ = scanEnvelope(message) }},
 		{"peekID", 0, func() { _, _ = peekID(message) }},
-		{"decodeToolResult", 2, func() { _, _ = decodeToolResult(result) }},
+		{"cutAnswer", 0, func() { _, _, _ = cutAnswer(message) }},
+		{"decodeToolResult", 3, func() { _, _ = decodeToolResult(result) }},
 		{"decodeToolPage of 500", 1100, func() { _, _ = decodeToolPage(page) }},
 		{"decodeValue", 5, func() { _, _ = decodeValue(value) }},
 		{"appendRequest", 0, func() { appendRequest(buf, 7, "tools/call", value) }},
@@ -669,6 +712,8 @@ func FuzzEnvelope(f *testing.F) {
 		`{"jsonrpc":"2.0","id":7,"id":8,"result":[],"error":null}`,
 		`{"jsonrpc":"2.0","\u0069d":7,"Result":1,"result":"\ud83d"}`,
 		`[{"jsonrpc":"2.0","id":1,"method":"ping"},{}]`,
+		`{"result":{"jsonrpc":"2.0","id":5},"jsonrpc":"2.0","id":7}`,
+		`{"jsonrpc":"2.0","id":"7","result":[1],"result":2}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -696,6 +741,12 @@ func FuzzEnvelope(f *testing.F) {
 			id, ours := intID(e.id)
 			if answer := e.result != nil || e.err != nil; peeked != (answer && ours) || peeked && n != id {
 				t.Fatalf("peekID = %d, %v; the envelope has %s", n, peeked, e.id)
+			}
+		}
+		// What is cut short is cut right, if its result is one.
+		if id, result, ok := cutAnswer(b); ok && isValue(result) && err != errDepth {
+			if n, ours := intID(e.id); err != nil || !ours || n != id || !bytes.Equal(bytes.Trim(result, " \t\r\n"), e.result) {
+				t.Fatalf("cutAnswer = %d, %s; the envelope is %s, %v", id, result, e, err)
 			}
 		}
 		// What a head is sure about, the whole confirms.

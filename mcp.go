@@ -732,18 +732,21 @@ type Request struct {
 	// (subscriptions/listen): no read stall applies.
 	Stream bool
 
-	// buf is the buffer that the result of the call lies in, and free gives
-	// it back to a transport of ours once the result has been decoded.
-	buf  []byte
-	free func([]byte)
+	// to, if not nil, is handed the result where it lies, in a buffer of a
+	// transport of ours, whose Call then returns none.
+	to receiver
 }
 
-// release gives the buffer of the result back. The result is not used after.
-func (r *Request) release() {
-	if r.free != nil {
-		r.free(r.buf)
-		r.buf, r.free = nil, nil
-	}
+// A receiver decodes a result, of which it keeps nothing. It may be given bytes
+// that are no result, which is an error, and the result itself after that.
+type receiver interface{ receive(result []byte) error }
+
+// settle hands over the result in msg, whose envelope nobody has read yet, and
+// reports whether that was all there is to it: it is the answer to id, and sound.
+// Anything else has to be read again, with more care.
+func (r *Request) settle(msg []byte, id int64) bool {
+	n, result, ok := cutAnswer(msg)
+	return ok && n == id && r.to != nil && r.to.receive(result) == nil
 }
 
 // spares are the two large buffers that a session or a transport keeps for its
@@ -994,6 +997,9 @@ const (
 	handover  = 100 * time.Millisecond // for the last progress of a call
 )
 
+// tooMany is the detail of an error about more than maxEntries of anything.
+const tooMany = "the result has more than 16,384 entries"
+
 // errCeiling marks contexts that a ceiling of ours has ended.
 var errCeiling = errors.New("ceiling")
 
@@ -1034,28 +1040,29 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 	s.changed = false
 	s.mu.Unlock()
 	var (
-		tools   []Tool
-		bad     int
-		ttl     int64 = -1
-		listing       = s.cfg.DiscoveryTimeout
-		begun         = time.Now()
+		page  toolPage
+		tools []Tool
+		bad   int
+		ttl   int64 = -1
+		begun       = time.Now()
+		list        = pager{limit: 2 * s.cfg.MaxMessageBytes}
 	)
-	err = s.pages(ctx, "tools/list", func() time.Duration { return listing - time.Since(begun) }, func(raw json.RawMessage) (*string, error) {
-		page, err := decodeToolPage(raw)
+	for more := true; more; more = page.cursor != nil {
+		page, err = s.toolPage(ctx, page.cursor, &list, s.cfg.DiscoveryTimeout-time.Since(begun))
+		if err == nil && len(tools)+len(page.tools) > maxEntries { // a tool takes ten times the memory that it took on the wire
+			err = s.failure("tools/list", ReasonLimit, tooMany, nil)
+		}
 		if err != nil {
 			return nil, err
 		}
-		if len(tools)+len(page.tools) > maxEntries { // a tool takes ten times the memory that it took on the wire
-			return nil, errLimit
+		if bad += page.bad; tools == nil {
+			tools = page.tools // most lists have one page
+		} else {
+			tools = append(tools, page.tools...)
 		}
-		tools, bad = append(tools, page.tools...), bad+page.bad
 		if ttl < 0 || page.ttlMs < ttl {
 			ttl = page.ttlMs
 		}
-		return page.cursor, nil
-	})
-	if err != nil {
-		return nil, err
 	}
 	s.mu.Lock()
 	s.badTools, s.fresh = bad, time.Time{}
@@ -1066,41 +1073,31 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 	return tools, nil
 }
 
-// pages reads a list to its last page (MCP 2026-07-28, pagination): the end is
-// a missing cursor, and an empty one is as good as any.
-func (s *TransportSession) pages(ctx context.Context, method string, left func() time.Duration, take func(json.RawMessage) (*string, error)) error {
-	var cursor *string
-	p := pager{limit: 2 * s.cfg.MaxMessageBytes}
-	for {
-		ceiling := left()
-		if ceiling <= 0 {
-			return s.failure(method, ReasonTimeout, "the whole list takes too long", nil)
-		}
-		d := dialog{method: method, ceiling: ceiling, params: func(b []byte) ([]byte, error) {
-			if cursor != nil {
-				b = append(b, `"cursor":`...)
-				b = append(appendString(b, *cursor), ',')
-			}
-			return b, nil
-		}}
-		raw, err := s.converse(ctx, &d)
-		if err != nil {
-			return err
-		}
-		reason, detail := ReasonProtocol, "the result is not a list"
-		if cursor, err = take(raw); err == nil {
-			reason, detail = p.next(cursor, len(raw))
-		} else if err == errLimit {
-			reason, detail = ReasonLimit, "the list has more than "+strconv.Itoa(maxEntries)+" entries"
-		}
-		if detail != "" {
-			err = s.failure(method, reason, detail, raw)
-		}
-		d.req.release()
-		if err != nil || cursor == nil {
-			return err
+// toolPage reads the page of the tool list to which cursor leads (MCP 2026-07-28,
+// pagination): the end is a missing cursor, and an empty one is as good as any.
+func (s *TransportSession) toolPage(ctx context.Context, cursor *string, list *pager, ceiling time.Duration) (page toolPage, err error) {
+	d := dialog{s: s, req: Request{Method: "tools/list"}, ceiling: ceiling}
+	if ceiling <= 0 {
+		return page, d.failure(ReasonTimeout, "the whole list takes too long", nil)
+	}
+	if cursor != nil {
+		d.params = func(b []byte) ([]byte, error) {
+			return append(appendString(append(b, `"cursor":`...), *cursor), ','), nil
 		}
 	}
+	size := 0
+	d.read = func(result []byte) (err error) {
+		page, err = decodeToolPage(result)
+		size = len(result)
+		return err
+	}
+	if err = s.converse(ctx, &d); err != nil {
+		return page, err
+	}
+	if reason, detail := list.next(page.cursor, size); detail != "" {
+		return page, d.failure(reason, detail, nil)
+	}
+	return page, nil
 }
 
 // A pager keeps a list from going on for ever.
@@ -1134,35 +1131,26 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 // [Config.CallTimeout]. Requests for input that come back instead of a result
 // are answered by [Options.Handlers], whose time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
-	d := dialog{method: "tools/call", name: call.Tool, call: call, ceiling: s.cfg.CallTimeout}
-	raw, err := s.converse(ctx, &d)
-	if err != nil {
+	d := dialog{s: s, req: Request{Method: "tools/call", Name: call.Tool, Header: call.header}, call: call, ceiling: s.cfg.CallTimeout}
+	if err := s.converse(ctx, &d); err != nil {
 		return nil, err
 	}
-	r, err := decodeToolResult(raw)
-	if err != nil || r.noContent {
-		err = s.failure(d.method, ReasonProtocol, "the result is not one of a tool", raw)
-	}
-	d.req.release()
-	if err != nil {
-		return nil, err
-	}
-	return &r.Result, nil
+	return &d.result.Result, nil
 }
 
 // Request sends any request and decodes its result into out, which may be nil
 // or a *[json.RawMessage]. Params encode to a JSON object, or are nil. It is
 // bounded by [Config.CallTimeout].
 func (s *TransportSession) Request(ctx context.Context, method string, params, out any) error {
-	d := dialog{method: method, ceiling: s.cfg.CallTimeout}
+	d := dialog{s: s, req: Request{Method: method}, ceiling: s.cfg.CallTimeout}
 	if params != nil {
 		b, err := appendValue(nil, params)
 		if err != nil || len(b) < 2 || b[0] != '{' {
-			return s.unfit(&d)
+			return d.unfit()
 		}
 		for _, key := range []string{"name", "uri", "taskId"} { // MCP 2026-07-28: what Mcp-Name mirrors
-			if name, _ := decodeValue(member(b, key)); d.name == "" {
-				d.name, _ = name.(string)
+			if name, _ := decodeValue(member(b, key)); d.req.Name == "" {
+				d.req.Name, _ = name.(string)
 			}
 		}
 		d.params = func(dst []byte) ([]byte, error) {
@@ -1172,30 +1160,20 @@ func (s *TransportSession) Request(ctx context.Context, method string, params, o
 			return dst, nil
 		}
 	}
-	raw, err := s.converse(ctx, &d)
-	if err != nil {
-		return err
-	}
-	defer d.req.release()
-	switch out := out.(type) {
-	case nil:
-	case *json.RawMessage:
-		*out = bytes.Clone(raw)
-	default:
-		if json.Unmarshal(raw, out) != nil {
-			return s.failure(method, ReasonProtocol, "the result does not have the expected shape", raw)
+	d.read = func(result []byte) error {
+		if !isValue(result) { // encoding/json is less strict
+			return errSyntax
 		}
+		switch out := out.(type) {
+		case nil:
+			return nil
+		case *json.RawMessage:
+			*out = bytes.Clone(result)
+			return nil
+		}
+		return json.Unmarshal(result, out)
 	}
-	return nil
-}
-
-// unfit is the refusal of a request that cannot be written as JSON.
-func (s *TransportSession) unfit(d *dialog) error {
-	e := &ArgumentError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Tool: d.method, Issues: []Issue{{Keyword: "type", Want: "an object that can be written as JSON"}}}
-	if d.call != nil {
-		e.Tool = d.call.Tool
-	}
-	return e
+	return s.converse(ctx, &d)
 }
 
 // Close ends the session and its transport. Operations in flight end with an
@@ -1252,70 +1230,112 @@ func (s *TransportSession) malformed() int {
 
 // A dialog is one request, with all the rounds that it takes.
 type dialog struct {
-	method  string
-	name    string
-	call    *Call // of tools/call; nil otherwise
-	ceiling time.Duration
-	params  func([]byte) ([]byte, error) // appends members, each with a comma behind it
-
-	token   string  // of its progress; "" if nobody wants to see it
-	answers []byte  // inputResponses of the latest round; nil before it
-	state   *string // requestState of the latest round
+	s       *TransportSession
 	req     Request // of the latest round
+	call    *Call   // of tools/call; nil otherwise
+	ceiling time.Duration
+	params  func([]byte) ([]byte, error) // appends members, each with a comma behind it; may be nil
+	read    func(result []byte) error    // decodes the result of anything but tools/call; see receiver
+	token   string                       // of its progress; "" if nobody wants to see it
+	answers []byte                       // inputResponses of the latest round; nil before it
+
+	received bool        // the latest round has its result
+	result   *toolResult // of tools/call
+	round    *round      // of 2026-07-28; nil before
 }
 
-// converse connects if need be, sends the request and returns the result; the
-// caller releases d.req when it has decoded it. What certainly was not run
-// because the connection was gone is sent once more on a new one.
-func (s *TransportSession) converse(ctx context.Context, d *dialog) (json.RawMessage, error) {
+// receive decodes the result of a round.
+func (d *dialog) receive(result []byte) (err error) {
+	want := "the result is not of the expected shape"
+	modern := d.req.Version == version2026
+	switch {
+	case d.call != nil:
+		want = "the result is not one of a tool"
+		if d.result, err = decodeToolResult(result); err == nil && modern {
+			d.round = &d.result.round
+		}
+	case modern:
+		d.round, err = decodeRound(result)
+	}
+	if err == nil && d.complete() {
+		if d.call == nil {
+			err = d.read(result)
+		} else if d.result.noContent {
+			err = errSyntax
+		}
+	}
+	switch {
+	case err == errLimit:
+		return d.failure(ReasonLimit, tooMany, result)
+	case err != nil:
+		return d.failure(ReasonProtocol, want, result)
+	}
+	d.received = true
+	return nil
+}
+
+// complete reports whether there is no further round.
+func (d *dialog) complete() bool {
+	return d.round == nil || d.round.resultType == "complete" || d.round.resultType == ""
+}
+
+// failure is a fault that the session itself found in an answer.
+func (d *dialog) failure(reason Reason, detail string, raw []byte) error {
+	return d.s.failure(d.req.Method, reason, detail, raw)
+}
+
+// unfit is the refusal of a request that cannot be written as JSON.
+func (d *dialog) unfit() error {
+	e := &ArgumentError{Origin: Origin{Server: d.s.cfg.Name, Op: d.req.Method}, Tool: d.req.Method, Issues: []Issue{{Keyword: "type", Want: "an object that can be written as JSON"}}}
+	if d.call != nil {
+		e.Tool = d.call.Tool
+	}
+	return e
+}
+
+// converse connects if need be, sends the request and has its result received.
+// What certainly was not run because the connection was gone is sent once more
+// on a new one.
+func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 	if d.call != nil && d.call.OnProgress != nil {
 		d.token = s.beginProgress(d.call.OnProgress)
 		defer s.endProgress(ctx, d.token)
 	}
 	buf := s.grab()
 	defer s.give(buf)
+	d.req.to = d
 	again := false
 	for round := 1; ; {
 		l, err := s.connect(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
-			return nil, s.unfit(d)
+			return d.unfit()
 		}
-		d.req = Request{Method: d.method, Params: *buf, Version: l.version, Name: d.name}
+		d.req.Params, d.req.Version = *buf, l.version
 		if len(*buf) == len("{}") {
 			d.req.Params = nil
 		}
-		if d.call != nil {
-			d.req.Header = d.call.header
-		}
-		raw, err := s.send(ctx, &d.req, d.ceiling)
-		if err != nil {
+		if err = s.send(ctx, d); err != nil {
 			if s.lost(l, err) && !again {
 				again = true
 				continue
 			}
-			return nil, err
+			return err
 		}
-		if l.version != version2026 {
-			return raw, nil
-		}
-		switch kind := resultType(raw); {
-		case kind == "complete":
-			return raw, nil
-		case kind != "input_required":
-			err = s.failure(d.method, ReasonProtocol, "the result is of a type that was not asked for", raw)
+		switch {
+		case d.complete():
+			return nil
+		case d.round.resultType != "input_required":
+			return d.failure(ReasonProtocol, "the result is of a type that was not asked for", nil)
 		case round > maxRounds:
-			err = s.failure(d.method, ReasonLimit, "the server asks for input again and again", nil)
-		default:
-			err = s.answerInput(ctx, d, raw, round)
+			return d.failure(ReasonLimit, "the server asks for input again and again", nil)
+		}
+		if err = s.answerInput(ctx, d, round); err != nil {
+			return err
 		}
 		round++
-		d.req.release()
-		if err != nil {
-			return nil, err
-		}
 	}
 }
 
@@ -1341,33 +1361,29 @@ func (s *TransportSession) give(buf *[]byte) {
 	s.small.Put(buf)
 }
 
-// resultType returns the type of a result of 2026-07-28; a result that names
-// none is complete.
-func resultType(raw json.RawMessage) string {
-	v := member(raw, "resultType")
-	if v == nil {
-		return "complete"
+// send carries one round under a ceiling that begins now. A run that ends first
+// is the caller's business, so no ceiling is set beside it.
+func (s *TransportSession) send(ctx context.Context, d *dialog) error {
+	end := time.Now().Add(d.ceiling)
+	d.req.Deadline = time.Time{}
+	if run, ok := ctx.Deadline(); !ok || end.Before(run) {
+		d.req.Deadline = end
 	}
-	t, _ := decodeValue(v)
-	kind, _ := t.(string)
-	return kind
-}
-
-// send carries one request under a ceiling that begins now. A run that ends
-// first is the caller's business, so no ceiling is set beside it.
-func (s *TransportSession) send(ctx context.Context, req *Request, ceiling time.Duration) (json.RawMessage, error) {
-	end := time.Now().Add(ceiling)
-	if d, ok := ctx.Deadline(); !ok || end.Before(d) {
-		req.Deadline = end
+	inner := ctx
+	if !s.direct && !d.req.Deadline.IsZero() {
+		var cancel context.CancelFunc
+		inner, cancel = context.WithDeadlineCause(ctx, d.req.Deadline, errCeiling)
+		defer cancel()
 	}
-	if s.direct || req.Deadline.IsZero() {
-		raw, err := s.t.Call(ctx, req)
-		return raw, s.named(err, req.Method)
+	d.received = false
+	result, err := s.t.Call(inner, &d.req)
+	if err != nil {
+		return s.named(ceilingError(inner, err), d.req.Method)
 	}
-	inner, cancel := context.WithDeadlineCause(ctx, req.Deadline, errCeiling)
-	defer cancel()
-	raw, err := s.t.Call(inner, req)
-	return raw, s.named(ceilingError(inner, err), req.Method)
+	if d.received {
+		return nil
+	}
+	return d.receive(result)
 }
 
 // named says whose error it is, where a transport does not know.
@@ -1441,8 +1457,8 @@ func (s *TransportSession) appendParams(ctx context.Context, b []byte, l *link, 
 	if d.answers != nil {
 		b = append(append(append(b, `"inputResponses":`...), d.answers...), ',')
 	}
-	if d.state != nil {
-		b = append(appendString(append(b, `"requestState":`...), *d.state), ',')
+	if d.round != nil && d.round.requestState != nil {
+		b = append(appendString(append(b, `"requestState":`...), *d.round.requestState), ',')
 	}
 	start := len(b)
 	b = append(b, `"_meta":{`...)
@@ -1488,27 +1504,18 @@ const metaPrefix = "io.modelcontextprotocol/"
 
 // answerInput has the handlers answer a result that asks for input, so that the
 // next round carries the answers (MCP 2026-07-28, multi round-trip requests).
-func (s *TransportSession) answerInput(ctx context.Context, d *dialog, raw json.RawMessage, round int) error {
-	d.answers, d.state = nil, nil
-	if v := member(raw, "requestState"); v != nil {
-		text, err := decodeValue(v)
-		state, ok := text.(string)
-		if err != nil || !ok {
-			return s.failure(d.method, ReasonProtocol, "requestState is not a text", raw)
+func (s *TransportSession) answerInput(ctx context.Context, d *dialog, round int) error {
+	d.answers = nil
+	if d.round.inputRequests == nil {
+		if d.round.requestState == nil {
+			return d.failure(ReasonProtocol, "input is required, and none is named", nil)
 		}
-		d.state = &state
+		return s.pause(ctx, d.req.Method, time.Duration(round)*50*time.Millisecond)
 	}
-	asked := member(raw, "inputRequests")
-	if asked == nil {
-		if d.state == nil {
-			return s.failure(d.method, ReasonProtocol, "input is required, and none is named", raw)
-		}
-		return s.pause(ctx, d.method, time.Duration(round)*50*time.Millisecond)
-	}
-	v, err := decodeValue(asked)
+	v, err := decodeValue(d.round.inputRequests)
 	requests, ok := v.(map[string]any)
 	if err != nil || !ok {
-		return s.failure(d.method, ReasonProtocol, "inputRequests is not an object", raw)
+		return d.failure(ReasonProtocol, "inputRequests is not an object", d.round.inputRequests)
 	}
 	d.answers = []byte{'{'}
 	for _, k := range slices.Sorted(maps.Keys(requests)) {
@@ -1516,11 +1523,11 @@ func (s *TransportSession) answerInput(ctx context.Context, d *dialog, raw json.
 		method, _ := r["method"].(string)
 		params, err := appendValue(nil, r["params"])
 		if err != nil || s.o.Handlers[method] == nil {
-			return s.failure(d.method, ReasonProtocol, "the server asks for input that we did not declare", raw)
+			return d.failure(ReasonProtocol, "the server asks for input that we did not declare", d.round.inputRequests)
 		}
 		answer, err := s.handle(ctx, method, params)
 		if err != nil {
-			return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: d.method}, Reason: ReasonCancelled, Sent: true, Detail: "the handler for " + method + " failed", Err: err}
+			return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: d.req.Method}, Reason: ReasonCancelled, Sent: true, Detail: "the handler for " + method + " failed", Err: err}
 		}
 		if len(d.answers) > 1 {
 			d.answers = append(d.answers, ',')

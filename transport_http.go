@@ -73,7 +73,6 @@ type HTTPTransport struct {
 	farewells chan struct{} // slots of the cancellations under way
 	spare     sync.Pool     // of *[]byte: buffers for the next replies
 	large     spares        // the same, where they are long
-	free      func([]byte)  // keep
 	lastID    atomic.Int64
 	closing   sync.Once
 	idle      chan struct{} // closed when the transport is, and no call is left
@@ -118,7 +117,6 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 		serving:   make(map[string]*httpCall),
 		getHead:   make(http.Header),
 	}
-	t.free = t.keep
 	if t.rand = o.Rand; t.rand == nil {
 		t.rand = rand.Int64N
 	}
@@ -222,8 +220,8 @@ func (t *HTTPTransport) Call(ctx context.Context, req *Request) (json.RawMessage
 		c.cancelRemote(err)
 		return nil, err
 	}
-	if c.buf != nil {
-		req.buf, req.free, c.buf = c.buf, t.free, nil
+	if c.result != nil {
+		c.buf = nil // the caller's from now on
 	}
 	return c.result, nil
 }
@@ -1005,6 +1003,10 @@ func (c *httpCall) readBody(length int64) error {
 // dispatch cuts what came into messages: responses are taken, the rest goes to
 // the Inbound.
 func (c *httpCall) dispatch(b []byte) error {
+	if c.id != 0 && !c.done && c.req.settle(b, c.id) {
+		c.done = true
+		return nil
+	}
 	if elems, ok := cutBatch(b); ok {
 		for _, b := range elems {
 			if err := c.dispatch(b); err != nil {
@@ -1059,8 +1061,10 @@ func (c *httpCall) take(env envelope) {
 	case c.done:
 	case !c.isOurs(env):
 		c.foreign = true
-	case env.err == nil:
+	case env.err == nil && c.req.to == nil:
 		c.result, c.done = env.result, true
+	case env.err == nil:
+		c.failed, c.done = c.req.to.receive(env.result), true
 	default:
 		c.done = true
 		rpc, err := decodeError(env.err)

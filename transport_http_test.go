@@ -158,7 +158,6 @@ func TestHTTPHeaders(t *testing.T) {
 		if err != nil || string(result) != `{"text":"ok"}` {
 			t.Fatalf("%s: Call = %s, %v", tt.name, result, err)
 		}
-		tt.req.release()
 		h := <-heads
 		for k, want := range tt.want {
 			if got := h.Get(k); got != want {
@@ -451,7 +450,6 @@ func TestHTTPReplies(t *testing.T) {
 					if err != nil || string(result) != `{"text":"ok"}` {
 						t.Errorf("Call = %s, %v", result, err)
 					}
-					req.release()
 				default:
 					status := 200
 					if tt.reason == ReasonDisconnected {
@@ -1945,11 +1943,10 @@ func TestHTTPAllocs(t *testing.T) {
 		params := json.RawMessage(`{"name":"echo","arguments":{"text":"` + text + `"}}`)
 		ours := testing.AllocsPerRun(500, func() {
 			tr.lastID.Store(6)
-			req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute)}
+			req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute), to: dropped{}}
 			if _, err := tr.Call(context.Background(), req); err != nil {
 				t.Fatal(err)
 			}
-			req.release()
 		})
 		body := appendRequest(nil, 7, "tools/call", params)
 		ours -= testing.AllocsPerRun(100, func() {
@@ -2005,11 +2002,10 @@ func BenchmarkHTTPCall(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					tr.lastID.Store(6)
-					req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute)}
+					req := &Request{Method: "tools/call", Version: version2511, Params: params, Deadline: time.Now().Add(time.Minute), to: dropped{}}
 					if _, err := tr.Call(context.Background(), req); err != nil {
 						b.Fatal(err)
 					}
-					req.release()
 				}
 			})
 			b.Run(fmt.Sprintf("floor/%s/%d", media, size), func(b *testing.B) {

@@ -58,7 +58,6 @@ type StdioTransport struct {
 	cfg     Config
 	stderr  io.Writer
 	log     *slog.Logger
-	recycle func([]byte)   // give, as a value made once
 	large   spares         // buffers for long lines
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
@@ -79,7 +78,6 @@ func newStdioTransport(cfg Config, o *Options) *StdioTransport {
 		slots:   make(chan *exchange, max(cfg.MaxInFlight, 1)),
 		opening: make(chan struct{}, 1),
 	}
-	t.recycle = t.give
 	for range cap(t.slots) {
 		t.slots <- nil
 	}
@@ -358,15 +356,20 @@ func after(until time.Time) <-chan time.Time {
 
 // result reads the answer to a request.
 func (t *StdioTransport) result(ctx context.Context, req *Request, id int64, r reply) (json.RawMessage, error) {
+	if req.settle(r.line, id) {
+		t.discard(r)
+		return nil, nil
+	}
 	e, err := scanEnvelope(r.line)
 	if n, ok := intID(e.id); err == nil && !r.blind && (!ok || n != id) {
 		err = errSyntax
 	}
 	if err == nil && e.method == "" && e.err == nil && e.result != nil {
-		if r.large {
-			req.buf, req.free = r.line, t.recycle
+		if req.to == nil {
+			return e.result, nil
 		}
-		return e.result, nil
+		defer t.discard(r)
+		return nil, req.to.receive(e.result)
 	}
 	defer t.discard(r)
 	if err == nil && e.method == "" && e.err != nil && e.result == nil {
@@ -773,7 +776,10 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 // message takes one message: a whole line as the cutter returned it, or a part
 // of one.
 func (c *child) message(ctx context.Context, b []byte, whole bool) {
-	id, answer := peekID(b)
+	id, _, answer := cutAnswer(b)
+	if !answer {
+		id, answer = peekID(b)
+	}
 	var e envelope
 	if !answer {
 		var err error
