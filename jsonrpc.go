@@ -91,13 +91,20 @@ func scanBatch(b []byte) (elems []json.RawMessage, ok bool) {
 }
 
 // intID returns the id as a number of ours: 7, or the text "7".
-func intID(id json.RawMessage) (n int64, ok bool) {
+func intID(id []byte) (n int64, ok bool) {
 	if len(id) > 1 && id[0] == '"' && id[len(id)-1] == '"' {
 		id = id[1 : len(id)-1]
 	}
-	n, err := strconv.ParseInt(string(id), 10, 64)
-	var buf [20]byte
-	return n, err == nil && n >= 0 && bytes.Equal(strconv.AppendInt(buf[:0], n, 10), id)
+	if len(id) == 0 || len(id) > 18 || id[0] == '0' && len(id) > 1 {
+		return 0, false
+	}
+	for _, c := range id {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + int64(c-'0')
+	}
+	return n, true
 }
 
 // cutAnswer cuts an answer that is laid out as servers write it, without a look

@@ -763,15 +763,12 @@ const (
 func newSpares() spares { return make(spares, 2) }
 
 // take returns an empty buffer with room for n bytes.
-func (s spares) take(n int) []byte {
+func (s spares) take(n int) (b []byte) {
 	select {
-	case b := <-s:
-		if cap(b) >= n {
-			return b[:0]
-		}
+	case b = <-s:
 	default:
 	}
-	return make([]byte, 0, n)
+	return slices.Grow(b[:0], n)
 }
 
 // give takes a buffer back, which nobody uses any more.
@@ -783,6 +780,37 @@ func (s spares) give(b []byte) {
 	case s <- b:
 	default:
 	}
+}
+
+// buffers are spares, and any number of small ones beside them. The zero value
+// keeps small ones only.
+type buffers struct {
+	small sync.Pool // of *[]byte
+	large spares
+}
+
+// take returns an empty buffer with room for n bytes: a large one if there is one,
+// since the length of a message is rarely known beforehand.
+func (b *buffers) take(n int) *[]byte {
+	p, _ := b.small.Get().(*[]byte)
+	if p == nil {
+		p = new([]byte)
+	}
+	select {
+	case *p = <-b.large:
+	default:
+	}
+	*p = slices.Grow((*p)[:0], n)
+	return p
+}
+
+// give takes a buffer back, which nobody uses any more.
+func (b *buffers) give(p *[]byte) {
+	if cap(*p) >= smallestSpare {
+		b.large.give(*p)
+		*p = nil
+	}
+	b.small.Put(p)
 }
 
 // NewTransport returns the transport that cfg declares, not yet connected.
@@ -954,8 +982,7 @@ type TransportSession struct {
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
 
-	small sync.Pool // *[]byte, for params
-	large spares    // the same, where they are long
+	kept buffers // for params
 
 	mu       sync.Mutex // guards the fields below
 	attempt  *attempt   // the connecting that is under way; nil if none
@@ -1010,7 +1037,7 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 		o = &Options{}
 	}
 	_, direct := t.(honoursDeadline)
-	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, large: newSpares(), progress: map[string]func(Progress){}}
+	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
 }
 
 func (s *TransportSession) boundsItself() {}
@@ -1301,8 +1328,8 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		d.token = s.beginProgress(d.call.OnProgress)
 		defer s.endProgress(ctx, d.token)
 	}
-	buf := s.grab()
-	defer s.give(buf)
+	buf := s.kept.take(0)
+	defer s.kept.give(buf)
 	d.req.to = d
 	again := false
 	for round := 1; ; {
@@ -1337,28 +1364,6 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		}
 		round++
 	}
-}
-
-// grab returns a buffer for params, whose length nobody knows beforehand.
-func (s *TransportSession) grab() *[]byte {
-	buf, _ := s.small.Get().(*[]byte)
-	if buf == nil {
-		buf = new([]byte)
-	}
-	select {
-	case *buf = <-s.large:
-	default:
-	}
-	return buf
-}
-
-// give takes it back.
-func (s *TransportSession) give(buf *[]byte) {
-	if cap(*buf) >= smallestSpare {
-		s.large.give(*buf)
-		*buf = nil
-	}
-	s.small.Put(buf)
 }
 
 // send carries one round under a ceiling that begins now. A run that ends first

@@ -71,8 +71,7 @@ type HTTPTransport struct {
 	slots     chan struct{}
 	answering chan struct{} // slots of the server's requests
 	farewells chan struct{} // slots of the cancellations under way
-	spare     sync.Pool     // of *[]byte: buffers for the next replies
-	large     spares        // the same, where they are long
+	kept      buffers       // for replies, and for long requests
 	lastID    atomic.Int64
 	closing   sync.Once
 	idle      chan struct{} // closed when the transport is, and no call is left
@@ -109,7 +108,7 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	}
 	t := &HTTPTransport{
 		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
-		large:     newSpares(),
+		kept:      buffers{large: newSpares()},
 		answering: make(chan struct{}, serverRequests),
 		farewells: make(chan struct{}, serverRequests),
 		idle:      make(chan struct{}),
@@ -220,8 +219,8 @@ func (t *HTTPTransport) Call(ctx context.Context, req *Request) (json.RawMessage
 		c.cancelRemote(err)
 		return nil, err
 	}
-	if c.result != nil {
-		c.buf = nil // the caller's from now on
+	if c.result != nil && c.buf != nil {
+		*c.buf = nil // the caller's from now on
 	}
 	return c.result, nil
 }
@@ -379,7 +378,7 @@ type httpCall struct {
 	body    io.ReadCloser
 	status  int
 	events  eventReader
-	buf     []byte   // what was read
+	buf     *[]byte  // what was read; nil before that
 	rest    [64]byte // and what was read after it
 	result  json.RawMessage
 	failed  error // the answer was no
@@ -394,8 +393,8 @@ type httpCall struct {
 	mark  atomic.Int64                // bytes written to conn before
 	wrote atomic.Bool                 // the large body is out, and nobody reads it any more
 
-	sentBody []byte // where it is worth keeping
-	trips    int    // requests made
+	sentBody *[]byte // where it is worth keeping; nil otherwise
+	trips    int     // requests made
 }
 
 // begin registers a call, so that Close ends it, waits for its slot if it takes
@@ -455,9 +454,11 @@ func (c *httpCall) end() {
 	if c.body != nil {
 		c.body.Close()
 	}
-	c.t.keep(c.buf)
-	if c.trips == 1 && c.wrote.Load() { // else net/http may still read it
-		c.t.keep(c.sentBody)
+	if c.buf != nil {
+		c.t.kept.give(c.buf)
+	}
+	if c.sentBody != nil && c.trips == 1 && c.wrote.Load() { // else net/http may still read it
+		c.t.kept.give(c.sentBody)
 	}
 	if c.slot {
 		<-c.t.slots
@@ -806,14 +807,12 @@ func (c *httpCall) call() error {
 	n := len(c.req.Params) + len(c.req.Method) + 64
 	var body []byte
 	if n < smallestSpare {
-		body = make([]byte, 0, n)
+		body = appendRequest(make([]byte, 0, n), c.id, c.req.Method, c.req.Params)
 	} else {
-		body = c.t.buffer(n)
+		c.sentBody = c.t.kept.take(n)
+		body = appendRequest(*c.sentBody, c.id, c.req.Method, c.req.Params)
+		*c.sentBody = body
 		c.trace.WroteRequest = func(i httptrace.WroteRequestInfo) { c.wrote.Store(i.Err == nil) }
-	}
-	body = appendRequest(body, c.id, c.req.Method, c.req.Params)
-	if n >= smallestSpare {
-		c.sentBody = body
 	}
 	if c.old != nil {
 		return c.callOld(body)
@@ -955,14 +954,15 @@ func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
 		return err
 	}
-	err := c.dispatch(c.buf)
+	body := *c.buf
+	err := c.dispatch(body)
 	if c.done {
 		return c.failed
 	}
 	e := c.statusFault("no answer")
-	e.Raw = clip(c.buf)
+	e.Raw = clip(body)
 	switch {
-	case len(bytes.TrimSpace(c.buf)) == 0:
+	case len(bytes.TrimSpace(body)) == 0:
 		e.Detail = "empty body"
 	case err != nil && resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && !resp.Uncompressed && resp.ProtoMajor == 1:
 		// Such a body ends where the connection does, wherever that is.
@@ -980,15 +980,16 @@ func (c *httpCall) readBody(length int64) error {
 	if length > int64(c.t.limit) {
 		return c.tooBig(true)
 	}
-	c.buf = c.t.buffer(int(min(max(length+1, 512), believedLength)))
+	c.buf = c.t.kept.take(int(min(max(length+1, 512), believedLength)))
 	for {
-		if len(c.buf) == cap(c.buf) {
-			c.buf = slices.Grow(c.buf, len(c.buf))
+		b := *c.buf
+		if len(b) == cap(b) {
+			b = slices.Grow(b, len(b))
 		}
-		n, err := c.Read(c.buf[len(c.buf):min(cap(c.buf), c.t.limit+1)])
-		c.buf = c.buf[:len(c.buf)+n]
+		n, err := c.Read(b[len(b):min(cap(b), c.t.limit+1)])
+		*c.buf = b[:len(b)+n]
 		switch {
-		case len(c.buf) > c.t.limit:
+		case len(b)+n > c.t.limit:
 			return c.tooBig(true)
 		case err == io.EOF:
 			return nil
@@ -1088,9 +1089,12 @@ func (c *httpCall) follow(resp *http.Response) error {
 	for tries := 0; ; tries++ {
 		var err error
 		if resp != nil {
-			*r = eventReader{r: c, max: c.t.limit, buf: c.t.buffer(4 << 10), id: r.id, retry: r.retry}
+			if c.buf == nil {
+				c.buf = c.t.kept.take(4 << 10)
+			}
+			*r = eventReader{r: c, max: c.t.limit, buf: (*c.buf)[:0], id: r.id, retry: r.retry}
 			heard, err := c.readEvents()
-			c.buf = r.buf
+			*c.buf = r.buf
 			if c.done {
 				c.discard(resp)
 				return c.failed
@@ -1099,8 +1103,6 @@ func (c *httpCall) follow(resp *http.Response) error {
 			if err != nil && c.id != 0 {
 				return err
 			}
-			c.t.keep(c.buf)
-			c.buf = nil
 			if heard {
 				tries = 0
 			}
@@ -1136,7 +1138,7 @@ func (c *httpCall) readEvents() (heard bool, err error) {
 		if err != nil {
 			return heard || c.events.id != id, nil
 		}
-		if len(data) == 0 || name != "" && name != "message" {
+		if len(data) == 0 || name != "" && name != message {
 			continue
 		}
 		heard = true
@@ -1450,6 +1452,9 @@ type eventReader struct {
 
 var errTooBig = errors.New("event over the bound")
 
+// message is the type of an event that does not say another.
+const message = "message"
+
 // eventSlack is what a line has beside its data.
 const eventSlack = 64
 
@@ -1486,7 +1491,9 @@ func (r *eventReader) next() (name string, data []byte, err error) {
 				return "", nil, errTooBig
 			}
 		case "event":
-			name = string(value)
+			if name = message; string(value) != message {
+				name = string(value)
+			}
 		case "id":
 			if bytes.IndexByte(value, 0) < 0 {
 				id = string(value)
@@ -1587,27 +1594,6 @@ func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.written.Add(int64(n))
 	return n, err
-}
-
-// buffer returns an empty buffer of at least n bytes.
-func (t *HTTPTransport) buffer(n int) []byte {
-	if n >= smallestSpare {
-		return t.large.take(n)
-	}
-	if b, ok := t.spare.Get().(*[]byte); ok {
-		return slices.Grow((*b)[:0], n)
-	}
-	return make([]byte, 0, n)
-}
-
-// keep takes a buffer back, which nobody uses any more.
-func (t *HTTPTransport) keep(b []byte) {
-	if cap(b) >= smallestSpare {
-		t.large.give(b)
-	} else if cap(b) > 0 {
-		spare := b // escapes, unlike b
-		t.spare.Put(&spare)
-	}
 }
 
 // mediaType returns the media type of a reply, in lower case and without

@@ -298,6 +298,7 @@ type exchange struct {
 	until  time.Time  // when its time is up; zero for never
 	stream bool       // Request.Stream
 	line   []byte     // the message as it is written
+	short  []byte     // a short answer; the reader's, until it has replied
 	reply  chan reply // of capacity 1; filled by whoever takes the exchange off the table
 }
 
@@ -356,8 +357,8 @@ func after(until time.Time) <-chan time.Time {
 
 // result reads the answer to a request.
 func (t *StdioTransport) result(ctx context.Context, req *Request, id int64, r reply) (json.RawMessage, error) {
+	defer t.discard(r)
 	if req.settle(r.line, id) {
-		t.discard(r)
 		return nil, nil
 	}
 	e, err := scanEnvelope(r.line)
@@ -366,12 +367,10 @@ func (t *StdioTransport) result(ctx context.Context, req *Request, id int64, r r
 	}
 	if err == nil && e.method == "" && e.err == nil && e.result != nil {
 		if req.to == nil {
-			return e.result, nil
+			return bytes.Clone(e.result), nil
 		}
-		defer t.discard(r)
 		return nil, req.to.receive(e.result)
 	}
-	defer t.discard(r)
 	if err == nil && e.method == "" && e.err != nil && e.result == nil {
 		if rpc, err := decodeError(e.err); err == nil {
 			rpc.Origin = Origin{Server: t.cfg.Name, Op: req.Method}
@@ -817,9 +816,13 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 // deliver hands x its answer.
 func (c *child) deliver(x *exchange, b []byte, whole, blind bool) {
 	r := reply{blind: blind}
-	if whole {
+	switch {
+	case len(b) <= smallLine:
+		x.short = append(x.short[:0], b...)
+		r.line = x.short
+	case whole:
 		r.line, r.large = c.lines.own(b)
-	} else {
+	default:
 		r.line = bytes.Clone(b)
 	}
 	x.reply <- r
