@@ -795,25 +795,35 @@ func skipString(b []byte, i int) int {
 }
 
 // special returns the index of the first byte from i on that cannot stand in a
-// string as it is: quote, backslash or control character.
-//
-// It takes eight bytes at a time. To subtract c from each borrows where a byte
-// is below c, which sets its top bit. XOR 2 brings the quote, and nothing else,
-// next to the control characters; XOR '\\' makes the backslash the only byte
-// below 1. A borrow may mark the byte above it as well, but never one before.
+// string as it is: quote, backslash or control character. It takes eight bytes at a
+// time, and 32 once a string has turned out to be long.
 func special[T []byte | string](b T, i int) int {
-	const each, top = 0x0101010101010101, 0x8080808080808080
-	for ; i <= len(b)-8; i += 8 {
-		w := uint64(b[i]) | uint64(b[i+1])<<8 | uint64(b[i+2])<<16 | uint64(b[i+3])<<24 |
-			uint64(b[i+4])<<32 | uint64(b[i+5])<<40 | uint64(b[i+6])<<48 | uint64(b[i+7])<<56
-		if m := (((w ^ each*2) - each*0x21) | ((w ^ each*'\\') - each)) &^ w & top; m != 0 {
-			return i + bits.TrailingZeros64(m)/8
+	for i <= len(b)-8 {
+		for near := min(i+24, len(b)-8); i <= near; i += 8 {
+			if m := specials(b[i : i+8]); m != 0 {
+				return i + bits.TrailingZeros64(m)/8
+			}
+		}
+		for i <= len(b)-32 && specials(b[i:i+8])|specials(b[i+8:i+16])|specials(b[i+16:i+24])|specials(b[i+24:i+32]) == 0 {
+			i += 32
 		}
 	}
 	for i < len(b) && b[i] >= ' ' && b[i] != '"' && b[i] != '\\' {
 		i++
 	}
 	return i
+}
+
+// specials sets the top bit of the special ones among eight bytes, the first of which
+// is the lowest. To subtract c from each borrows where a byte is below c, which sets
+// its top bit. XOR 2 brings the quote, and nothing else, next to the control
+// characters; XOR '\\' makes the backslash the only byte below 1. A borrow may mark
+// the byte above it as well, but never one before.
+func specials[T []byte | string](b T) uint64 {
+	const each, top = 0x0101010101010101, 0x8080808080808080
+	w := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
+		uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
+	return (((w ^ each*2) - each*0x21) | ((w ^ each*'\\') - each)) &^ w & top
 }
 
 // hex4 returns the value of four hexadecimal digits, -1 if there are not four.

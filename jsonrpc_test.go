@@ -121,6 +121,9 @@ func TestSyntax(t *testing.T) {
 		for n := range 20 {
 			sameAsJSON(t, `"`+strings.Repeat("x", n)+string([]byte{byte(c)})+strings.Repeat("y", 19-n)+`"`)
 		}
+		for n := 20; n < 100; n += 3 { // where 32 are
+			sameAsJSON(t, `"`+strings.Repeat("x", n)+string([]byte{byte(c)})+strings.Repeat("y", 99-n)+`"`)
+		}
 	}
 }
 
