@@ -619,7 +619,7 @@ type caseRun struct {
 	*testing.T
 	c       *faultCase
 	world   caseWorld
-	log     caseLog
+	log     lockedBuilder // of the library
 	clients []*caseClient
 	fleet   *Fleet
 	results []stepResult // of the steps that give an outcome
@@ -671,24 +671,6 @@ type stepResult struct {
 	took     time.Duration
 	reaches  *reachLog
 	parallel []stepResult
-}
-
-// caseLog is the log of the library.
-type caseLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *caseLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *caseLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func ms(n float64) time.Duration { return time.Duration(n * float64(time.Millisecond)) }

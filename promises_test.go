@@ -176,24 +176,6 @@ func checkText(t *testing.T, err error) {
 	}
 }
 
-// lockedBuilder is a strings.Builder for many writers.
-type lockedBuilder struct {
-	mu sync.Mutex // guards b
-	b  strings.Builder
-}
-
-func (l *lockedBuilder) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuilder) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // TestConcurrentErrorsAreOwn has many callers share one failed connecting: each
 // gets an error of its own, since the policy writes into it.
 func TestConcurrentErrorsAreOwn(t *testing.T) {
