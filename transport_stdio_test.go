@@ -162,7 +162,8 @@ var killed = map[bool]int{true: 1, false: -1}[runtime.GOOS == "windows"]
 // A relative is a process that the serving child has started.
 type relative struct {
 	pid  int
-	life net.Conn // ends with it
+	life net.Conn    // ends with it
+	proc *os.Process // on Windows, where others than children can be waited for
 }
 
 // spawn has the serving child start a process of the behaviour that list names
@@ -182,19 +183,37 @@ func spawn(t *testing.T, tr *StdioTransport, list []string) (r relative) {
 		t.Fatalf("%v did not start: %v", list, err)
 	}
 	t.Cleanup(func() { r.life.Close() })
-	if _, err := fmt.Fscanln(r.life, &r.pid); err != nil {
-		t.Fatalf("%v did not report: %v", list, err)
-	}
+	r.report(t)
 	return r
 }
 
-// wantEnded fails the test if one of the processes runs, on any system.
+// report learns who is at the other end of the connection.
+func (r *relative) report(t *testing.T) {
+	t.Helper()
+	_, err := fmt.Fscanln(r.life, &r.pid)
+	if err == nil && runtime.GOOS == "windows" {
+		r.proc, err = os.FindProcess(r.pid)
+	}
+	if err != nil {
+		t.Fatalf("no report: %v", err)
+	}
+}
+
+// wantEnded fails the test if one of the processes runs.
 func wantEnded(t *testing.T, relatives ...relative) {
 	t.Helper()
 	for _, r := range relatives {
-		r.life.SetReadDeadline(time.Now().Add(stdioLinger)) // for the word to come through
-		if _, err := r.life.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("process %d is left: %v", r.pid, err)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if r.proc != nil {
+				r.proc.Wait()
+			} else {
+				r.life.Read(make([]byte, 1))
+			}
+		}()
+		if !within(ended, stdioLinger) { // for the word to come through
+			t.Errorf("process %d is left", r.pid)
 		}
 		wantGone(t, r.pid)
 	}
@@ -637,7 +656,7 @@ func wantGone(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
 		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if pid == 0 || err != nil {
+		if pid == 0 || err != nil || runtime.GOOS != "linux" {
 			continue
 		}
 		if _, state, _ := bytes.Cut(stat, []byte(") ")); !bytes.HasPrefix(state, []byte("Z")) && !bytes.HasPrefix(state, []byte("X")) {
