@@ -616,8 +616,7 @@ func TestHostileHTTP(t *testing.T) {
 func TestHostileStderr(t *testing.T) {
 	for _, unit := range []string{"x", "a line of log\n", "\r", "50 %\r", "\n"} {
 		t.Run(strconv.Quote(unit), func(t *testing.T) {
-			cfg, _ := puppetConfig(t)
-			cfg.Command = []string{"/bin/sh", "-c", `{ yes "$1" | head -c 33554432 | tr -d "$2"; } >&2; exec "$0"`, cfg.Command[0], strings.Trim(unit, "\n"), map[bool]string{true: "", false: "\n"}[strings.HasSuffix(unit, "\n")]}
+			cfg, _ := puppetConfig(t, "flood="+unit)
 			blocked := make(chan struct{})
 			defer close(blocked)
 			c := openPuppetClient(t, cfg, &Options{Stderr: writerFunc(func(p []byte) (int, error) { <-blocked; return len(p), nil })})

@@ -77,6 +77,7 @@ const puppetEnv = "MCP_PUPPET" // marks the processes of one test
 //	deaf        reads nothing after it has listed its tool
 //	wait=N      answers no call before N of them have come
 //	spoil=M:A   does act A for the answer to the first request of method M
+//	flood=TEXT  writes 32 MiB of it to stderr before anything else
 //	once=DIR    does so only in the first process that is given this directory
 func puppetChild(args []string) int {
 	set := map[string]string{}
@@ -87,6 +88,12 @@ func puppetChild(args []string) int {
 	has := func(k string) bool { _, ok := set[k]; return ok }
 	if has("term") {
 		signal.Ignore(syscall.SIGTERM)
+	}
+	if unit := set["flood"]; unit != "" {
+		piece := strings.Repeat(unit, 64<<10/len(unit))
+		for range 32 << 20 / len(piece) {
+			io.WriteString(os.Stderr, piece)
+		}
 	}
 	method, act, _ := strings.Cut(set["spoil"], ":")
 	if has("once") {

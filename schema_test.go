@@ -123,7 +123,7 @@ func TestSchemaSuite(t *testing.T) {
 			passed, refused, skipped := 0, 0, 0
 			for _, file := range files {
 				for _, g := range loadSuite(t, file) {
-					name := strings.TrimPrefix(file, schemaData+"suite/") + ": " + g.Description
+					name := strings.TrimPrefix(filepath.ToSlash(file), schemaData+"suite/") + ": " + g.Description
 					if strings.HasSuffix(name, "hostname.json: validation of A-label (punycode) host names") {
 						skipped += len(g.Tests)
 						continue

@@ -1132,7 +1132,7 @@ func TestHTTPConnectTries(t *testing.T) {
 		if got := time.Since(start); got < 590*time.Millisecond || got > 600*time.Millisecond { // the draw is the ceiling
 			t.Errorf("waited %v want 600ms", got)
 		}
-		if want := `mcp: server "srv": tools/call: unavailable: connection refused (3 tries)`; e.Error() != want {
+		if want := `mcp: server "srv": tools/call: unavailable: ` + syscall.ECONNREFUSED.Error() + ` (3 tries)`; e.Error() != want {
 			t.Errorf("text = %q want %q", e, want)
 		}
 		// No wait that the deadline would cut short; the fault stays the fault.

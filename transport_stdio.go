@@ -274,7 +274,8 @@ func (t *StdioTransport) StderrTail() []string {
 }
 
 // ExitCode returns the exit code of the child; ok is false while there is none.
-// It is -1 for a child that a signal has ended.
+// It is -1 for a child that a signal has ended, and 1 for one that was killed on
+// Windows, which has no signals.
 func (t *StdioTransport) ExitCode() (code int, ok bool) {
 	c := t.child.Load()
 	if c == nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -116,49 +117,106 @@ func serveChild(args []string) int {
 			answer(order{})
 			time.Sleep(time.Minute)
 		case "spawn":
-			answer(order{N: spawnRelative(o.List)})
+			spawnRelative(o.List)
+			answer(order{})
 		}
 	}
 }
 
-// spawnRelative starts a process of the behaviour that list names first, waits
-// until it is ready, and returns its pid, or the pid that it reports.
-func spawnRelative(list []string) int {
-	ready, w, err := os.Pipe()
-	if err != nil {
-		return 0
-	}
+// spawnRelative starts a process of the behaviour that list names first.
+func spawnRelative(list []string) {
 	exe, _ := os.Executable()
 	cmd := exec.Command(exe, list[1:]...)
 	cmd.Env = append(os.Environ(), childEnv+"="+list[0])
-	cmd.ExtraFiles = []*os.File{w}
 	if slices.Contains(list, "hold") {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	}
 	cmd.Start()
-	w.Close()
-	b, _ := io.ReadAll(ready)
-	pid, _ := strconv.Atoi(string(b))
-	return pid
 }
 
-// sleepChild sleeps. "deaf" ignores TERM.
+// sleepChild sleeps. Its first argument is where it reports, on a connection
+// that lasts as long as it lives. "deaf" ignores TERM.
 func sleepChild(args []string) int {
 	if slices.Contains(args, "deaf") {
 		signal.Ignore(syscall.SIGTERM)
 	}
-	ready := os.NewFile(3, "ready")
-	fmt.Fprint(ready, os.Getpid())
-	ready.Close()
+	conn, err := net.Dial("tcp", args[0])
+	if err != nil {
+		return 1
+	}
+	defer conn.Close()
+	fmt.Fprintln(conn, os.Getpid())
 	time.Sleep(30 * time.Second)
 	return 0
 }
 
 // doubleChild starts a sleeping child and leaves it.
 func doubleChild(args []string) int {
-	ready := os.NewFile(3, "ready")
-	fmt.Fprint(ready, spawnRelative(append([]string{"sleep"}, args...)))
+	spawnRelative(append([]string{"sleep"}, args...))
 	return 0
+}
+
+// killed is the exit code of a child that was killed.
+var killed = map[bool]int{true: 1, false: -1}[runtime.GOOS == "windows"]
+
+// A relative is a process that the serving child has started.
+type relative struct {
+	pid  int
+	life net.Conn    // ends with it
+	proc *os.Process // on Windows, where others than children can be waited for
+}
+
+// spawn has the serving child start a process of the behaviour that list names
+// first, and waits until it runs.
+func spawn(t *testing.T, tr *StdioTransport, list []string) (r relative) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := do(t, tr, "spawn", order{List: slices.Insert(slices.Clone(list), 1, l.Addr().String())}); err != nil {
+		t.Fatalf("Call(spawn) = %v", err)
+	}
+	if r.life, err = l.Accept(); err != nil {
+		t.Fatalf("%v did not start: %v", list, err)
+	}
+	t.Cleanup(func() { r.life.Close() })
+	r.report(t)
+	return r
+}
+
+// report learns who is at the other end of the connection.
+func (r *relative) report(t *testing.T) {
+	t.Helper()
+	_, err := fmt.Fscanln(r.life, &r.pid)
+	if err == nil && runtime.GOOS == "windows" {
+		r.proc, err = os.FindProcess(r.pid)
+	}
+	if err != nil {
+		t.Fatalf("no report: %v", err)
+	}
+}
+
+// wantEnded fails the test if one of the processes runs.
+func wantEnded(t *testing.T, relatives ...relative) {
+	t.Helper()
+	for _, r := range relatives {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if r.proc != nil {
+				r.proc.Wait()
+			} else {
+				r.life.Read(make([]byte, 1))
+			}
+		}()
+		if !within(ended, stdioLinger) { // for the word to come through
+			t.Errorf("process %d is left", r.pid)
+		}
+		wantGone(t, r.pid)
+	}
 }
 
 // stdioConfig declares the serving child.
@@ -543,8 +601,8 @@ func TestStdioExit(t *testing.T) {
 	}{
 		{name: "exit", method: "exit", order: order{N: 3, Text: canary + ": no database\n"}, detail: "exit status 3", code: 3},
 		{name: "exit 0", method: "exit", order: order{Text: canary}, detail: "exit status 0"},
-		{name: "killed", method: "die", detail: "signal: killed", code: -1},
-		{name: "stdout closed", method: "mute", detail: "the child closed a pipe", code: -1},
+		{name: "killed", method: "die", detail: "signal: killed", code: killed},
+		{name: "stdout closed", method: "mute", detail: "the child closed a pipe", code: killed},
 		{name: "orphan", before: []string{"sleep"}, method: "exit", order: order{N: 4}, detail: "exit status 4", code: 4},
 		{name: "orphan with pipes", before: []string{"sleep", "hold", "deaf"}, method: "exit", order: order{N: 5, Text: canary}, detail: "exit status 5", code: 5},
 	}
@@ -552,16 +610,13 @@ func TestStdioExit(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			args := []string{}
-			if test.code == -1 {
+			if test.code == killed {
 				args = append(args, "stay")
 			}
 			tr := openStdio(t, stdioConfig(t, args...), nil, Inbound{})
-			orphan := 0
+			var orphans []relative
 			if test.before != nil {
-				got, err := do(t, tr, "spawn", order{List: test.before})
-				if orphan = got.N; err != nil || orphan == 0 {
-					t.Fatalf("Call(spawn) = %v, %v", got, err)
-				}
+				orphans = append(orphans, spawn(t, tr, test.before))
 			}
 			start := time.Now()
 			_, err := do(t, tr, test.method, test.order)
@@ -569,7 +624,7 @@ func TestStdioExit(t *testing.T) {
 			if d := time.Since(start); d > 3*time.Second {
 				t.Errorf("the exit was noticed after %v", d)
 			}
-			if e.Detail != test.detail && runtime.GOOS != "windows" {
+			if e.Detail != test.detail && (runtime.GOOS != "windows" || test.name != "killed") {
 				t.Errorf("Detail = %q want %q", e.Detail, test.detail)
 			}
 			if want := strings.TrimSpace(test.order.Text); string(e.Raw) != want {
@@ -581,7 +636,8 @@ func TestStdioExit(t *testing.T) {
 			if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
 				t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
 			}
-			wantGone(t, first.proc.Pid, orphan)
+			wantGone(t, first.proc.Pid)
+			wantEnded(t, orphans...)
 			if code, ok := tr.ExitCode(); ok {
 				t.Errorf("ExitCode() = %d of a child that runs", code)
 			}
@@ -599,7 +655,7 @@ func wantGone(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
 		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if pid == 0 || err != nil {
+		if pid == 0 || err != nil || runtime.GOOS != "linux" {
 			continue
 		}
 		if _, state, _ := bytes.Cut(stat, []byte(") ")); !bytes.HasPrefix(state, []byte("Z")) && !bytes.HasPrefix(state, []byte("X")) {
@@ -618,16 +674,16 @@ func TestStdioClose(t *testing.T) {
 		limit time.Duration
 	}{
 		{name: "polite", limit: 400 * time.Millisecond},
-		{name: "ignores the end of stdin", args: []string{"stay"}, code: -1, limit: 2 * time.Second},
-		{name: "ignores TERM", args: []string{"stay", "deaf"}, code: -1, limit: 7 * time.Second},
+		{name: "ignores the end of stdin", args: []string{"stay"}, code: killed, limit: 2 * time.Second},
+		{name: "ignores TERM", args: []string{"stay", "deaf"}, code: killed, limit: 7 * time.Second},
 		{name: "shell", shell: `"$0"; exit 3`, code: 3, limit: 400 * time.Millisecond},
-		{name: "shell, stubborn", shell: `"$0" stay; exit 3`, args: []string{"stay"}, code: -1, limit: 2 * time.Second},
+		{name: "shell, stubborn", shell: `"$0" stay; exit 3`, args: []string{"stay"}, code: killed, limit: 2 * time.Second},
 		{name: "shell, background", shell: `exec 3<&0; "$0" <&3 & wait`, limit: 400 * time.Millisecond},
 		{name: "child", spawn: [][]string{{"sleep"}}, limit: 400 * time.Millisecond},
 		{name: "child that holds the pipes", spawn: [][]string{{"sleep", "hold"}}, limit: time.Second},
 		{name: "deaf child that holds the pipes", spawn: [][]string{{"sleep", "hold", "deaf"}}, limit: time.Second},
 		{name: "double fork", spawn: [][]string{{"double", "hold", "deaf"}, {"double"}}, limit: time.Second},
-		{name: "all of it", shell: `"$0" stay; exit 3`, args: []string{"stay"}, spawn: [][]string{{"double", "hold", "deaf"}, {"sleep", "deaf"}}, code: -1, limit: 2 * time.Second},
+		{name: "all of it", shell: `"$0" stay; exit 3`, args: []string{"stay"}, spawn: [][]string{{"double", "hold", "deaf"}, {"sleep", "deaf"}}, code: killed, limit: 2 * time.Second},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -643,13 +699,10 @@ func TestStdioClose(t *testing.T) {
 			if _, err := tr.Open(t.Context(), Inbound{}); err != nil {
 				t.Fatal(err)
 			}
-			pids := []int{tr.child.Load().proc.Pid}
+			pid := tr.child.Load().proc.Pid
+			var relatives []relative
 			for _, list := range test.spawn {
-				got, err := do(t, tr, "spawn", order{List: list})
-				if err != nil || got.N == 0 {
-					t.Fatalf("Call(spawn) = %v, %v", got, err)
-				}
-				pids = append(pids, got.N)
+				relatives = append(relatives, spawn(t, tr, list))
 			}
 			mustEcho(t, tr)
 			pending := make(chan error, 1)
@@ -667,8 +720,9 @@ func TestStdioClose(t *testing.T) {
 			if d := time.Since(start); d > test.limit+time.Second { // of other tests on the same machine
 				t.Errorf("Close took %v want at most %v", d, test.limit)
 			}
-			wantGone(t, pids...)
-			if code, ok := tr.ExitCode(); !ok || code != test.code && runtime.GOOS != "windows" {
+			wantGone(t, pid)
+			wantEnded(t, relatives...)
+			if code, ok := tr.ExitCode(); !ok || code != test.code {
 				t.Errorf("ExitCode() = %d, %v want %d, true", code, ok, test.code)
 			}
 			var e *TransportError
@@ -1202,7 +1256,7 @@ func TestStdioLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if method != "mute" { // nobody could tell, with another one holding stdout
-				do(t, tr, "spawn", order{List: []string{"sleep", "hold"}})
+				spawn(t, tr, []string{"sleep", "hold"}).life.Close()
 			}
 			doWithin(t, tr, 10*time.Millisecond, "silent", order{})
 			do(t, tr, method, order{})

@@ -5,74 +5,91 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
+var (
+	kernel32           = syscall.NewLazyDLL("kernel32.dll")
+	createJob          = kernel32.NewProc("CreateJobObjectW")
+	setJobInformation  = kernel32.NewProc("SetInformationJobObject")
+	getJobInformation  = kernel32.NewProc("QueryInformationJobObject")
+	assignProcessToJob = kernel32.NewProc("AssignProcessToJobObject")
+	terminateJob       = kernel32.NewProc("TerminateJobObject")
+	resumeProcess      = syscall.NewLazyDLL("ntdll.dll").NewProc("NtResumeProcess")
+)
+
 // A tree is a process and what it has started: here, a job, which ends when we
-// do, however that comes about. What the child starts before it is put into
-// the job, right after its own start, stays outside.
+// do, however that comes about. The child starts suspended and runs once it is
+// in the job, so that nothing that it starts stays outside.
 type tree struct {
 	job syscall.Handle // 0 if there is none
 }
 
 // prepare is called before the start.
 func (t *tree) prepare(cmd *exec.Cmd) {
-	const createNewProcessGroup = 0x200 // a Ctrl-C is ours, not the child's
-	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: createNewProcessGroup}
+	const createSuspended, createNewProcessGroup = 0x004, 0x200 // a Ctrl-C is ours, not the child's
+	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: createSuspended | createNewProcessGroup}
 }
 
-// adopt is called after the start.
+// adopt is called after the start. A child that cannot be put into a job has
+// none; one that cannot be resumed is killed.
 func (t *tree) adopt(p *os.Process) {
-	const (
-		killOnJobClose = 0x2000
-		extendedLimits = 9
-		terminate      = 0x0001
-		setQuota       = 0x0100
-	)
-	kernel := syscall.NewLazyDLL("kernel32.dll")
-	job, _, _ := kernel.NewProc("CreateJobObjectW").Call(0, 0)
-	if job == 0 {
+	const terminate, setQuota, suspendResume = 0x0001, 0x0100, 0x0800
+	h, err := syscall.OpenProcess(terminate|setQuota|suspendResume, false, uint32(p.Pid))
+	if err != nil {
+		p.Kill()
 		return
 	}
-	// JOBOBJECT_EXTENDED_LIMIT_INFORMATION
-	var info struct {
-		perProcessUserTime, perJobUserTime int64
-		limitFlags                         uint32
-		minWorkingSet, maxWorkingSet       uintptr
-		activeProcesses                    uint32
-		affinity                           uintptr
-		priorityClass, schedulingClass     uint32
-		_                                  [4 - 4*(^uintptr(0)>>63)]byte // C aligns the next to 8, Go on 386 to 4
-		io                                 [6]uint64
-		processMemory, jobMemory           uintptr
-		peakProcessMemory, peakJobMemory   uintptr
+	defer syscall.CloseHandle(h)
+	t.job = newJob()
+	if ok, _, _ := assignProcessToJob.Call(uintptr(t.job), uintptr(h)); ok == 0 && t.job != 0 {
+		syscall.CloseHandle(t.job)
+		t.job = 0
 	}
-	info.limitFlags = killOnJobClose
-	ok, _, _ := kernel.NewProc("SetInformationJobObject").Call(job, extendedLimits, uintptr(unsafe.Pointer(&info)), unsafe.Sizeof(info))
-	h, err := syscall.OpenProcess(terminate|setQuota, false, uint32(p.Pid))
-	if err == nil {
-		if ok != 0 {
-			ok, _, _ = kernel.NewProc("AssignProcessToJobObject").Call(job, uintptr(h))
-		}
-		syscall.CloseHandle(h)
+	if status, _, _ := resumeProcess.Call(uintptr(h)); int32(status) < 0 {
+		p.Kill()
 	}
-	if ok == 0 || err != nil {
+}
+
+// newJob returns a job that ends with its last handle, or 0.
+func newJob() syscall.Handle {
+	const extendedLimits, killOnJobClose = 9, 0x2000
+	job, _, _ := createJob.Call(0, 0)
+	var info [14 + 4*(^uintptr(0)>>63)]uint64 // JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+	info[2] = killOnJobClose                  // LimitFlags, after two LARGE_INTEGERs
+	ok, _, _ := setJobInformation.Call(job, extendedLimits, uintptr(unsafe.Pointer(&info)), unsafe.Sizeof(info))
+	if ok == 0 && job != 0 {
 		syscall.CloseHandle(syscall.Handle(job))
-		return
+		job = 0
 	}
-	t.job = syscall.Handle(job)
+	return syscall.Handle(job)
 }
 
 // terminate asks the tree to end. There is no such signal.
 func (t *tree) terminate(p *os.Process) error { return errors.ErrUnsupported }
 
-// kill ends the tree. It is called when p has ended, or must.
+// kill ends the tree. It is called when p has ended, or must. The processes of
+// a job end some time after they were told to; kill waits for that.
 func (t *tree) kill(p *os.Process) {
 	p.Kill()
-	if t.job != 0 {
-		syscall.CloseHandle(t.job) // the last handle: it takes all with it
-		t.job = 0
+	if t.job == 0 {
+		return
 	}
+	terminateJob.Call(uintptr(t.job), 1)
+	for until := time.Now().Add(stdioSweep); t.running() && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
+	syscall.CloseHandle(t.job)
+	t.job = 0
+}
+
+// running reports whether a process of the job is left.
+func (t *tree) running() bool {
+	const basicAccounting, activeProcesses = 1, 10
+	var info [12]uint32 // JOBOBJECT_BASIC_ACCOUNTING_INFORMATION
+	ok, _, _ := getJobInformation.Call(uintptr(t.job), basicAccounting, uintptr(unsafe.Pointer(&info)), unsafe.Sizeof(info), 0)
+	return ok != 0 && info[activeProcesses] > 0
 }
 
 // gone reports whether nothing is left of the tree. It is called when p has
