@@ -73,6 +73,7 @@ const (
 	maxDigits   = 400     // digits of a number, and its exponent either way
 	maxInPlace  = 256     // schemas that apply to one value through one another
 	maxQuote    = 64      // bytes of one quoted name or value
+	maxChoices  = 16 // values of an enum that are listed
 	maxPath     = 256     // bytes of one path
 	maxPointer  = 4 << 10 // bytes of a place in a schema, and of a URI
 	maxFeedback = 2 << 10
@@ -151,6 +152,14 @@ type node struct {
 	inPlace              bool // whether any of these is set
 	all, any, one        []*node
 	not, cond, then, els *node
+}
+
+// item returns the schema of an item, nil if it may be anything.
+func (n *node) item(i int) *node {
+	if i < len(n.prefix) {
+		return n.prefix[i]
+	}
+	return n.items
 }
 
 type property struct {
@@ -849,26 +858,24 @@ const (
 // value is put into JSON first.
 func (s *schema) validate(v any) validity {
 	c := checker{left: s.limits.work, deepest: s.limits.valueNesting}
-	return c.validity(c.check(s.root, v))
-}
-
-// A checker walks one value. With an explainer it goes on after a misfit, to note more of them. A unit of
-// work is a node and a value that meet, or about 64 bytes looked at.
-type checker struct {
-	left           int // units of work; negative ends the walk
-	depth, deepest int
-	fault          string // why left is negative, if it is not the budget
-	ex             *explainer
-}
-
-func (c *checker) validity(ok bool) validity {
-	switch {
+	switch ok := c.check(s.root, v); {
 	case ok && c.left >= 0:
 		return verdictValid
 	case c.left < 0 && c.fault == "":
 		return verdictBudget
 	}
 	return verdictInvalid
+}
+
+// A checker walks one value. Its methods report whether to go on: the first misfit ends a walk, unless
+// there is an explainer, which notes it and has room for more. A unit of work is a node and a value that
+// meet, or about 64 bytes looked at.
+type checker struct {
+	left           int // units of work; negative ends the walk
+	depth, deepest int
+	fault          string // why left is negative, if it is not the budget
+	misfits        int    // noted so far
+	ex             *explainer
 }
 
 // stop ends the walk at a value that no branch of a schema can judge.
@@ -879,9 +886,6 @@ func (c *checker) stop(fault string) bool {
 	return false
 }
 
-// ended reports whether a misfit settles the matter.
-func (c *checker) ended() bool { return c.ex == nil || c.ex.more || c.left < 0 }
-
 // try checks without explaining. A check that fails may end anywhere, so the depth is put back.
 func (c *checker) try(n *node, x any) bool {
 	ex, depth := c.ex, c.depth
@@ -891,28 +895,26 @@ func (c *checker) try(n *node, x any) bool {
 	return ok && c.left >= 0
 }
 
-func (c *checker) check(n *node, x any) (ok bool) {
+func (c *checker) check(n *node, x any) bool {
 	if c.left--; c.left < 0 {
 		return false
 	}
-	ok = true
-	var kind kinds
+	kind, ok, misfits := kindNull, true, c.misfits
 	switch v := x.(type) {
 	case nil:
-		kind = kindNull
 	case bool:
 		kind = kindBoolean
 	case string:
 		kind = kindString
-		ok = n.types&kind != 0 && c.text(n, v, x)
+		ok = n.types&kind == 0 || c.text(n, v, x)
 	case json.Number:
 		kind, ok = c.number(n, string(v), x)
 	case map[string]any:
 		kind = kindObject
-		ok = n.types&kind != 0 && c.object(n, v, x)
+		ok = n.types&kind == 0 || c.object(n, v, x)
 	case []any:
 		kind = kindArray
-		ok = n.types&kind != 0 && c.array(n, v, x)
+		ok = n.types&kind == 0 || c.array(n, v, x)
 	default:
 		if x, ok = plainValue(x); !ok {
 			return c.stop("value")
@@ -922,18 +924,18 @@ func (c *checker) check(n *node, x any) (ok bool) {
 	switch {
 	case n.types&kind == 0:
 		return c.miss(n, "type", x)
-	case !ok && c.ended():
+	case !ok:
 		return false
-	case n.enum != nil && (n.enum.kinds&kind == 0 || !c.among(n.enum, x)):
+	case n.enum != nil && !c.among(n.enum, kind, x):
 		return c.miss(n, "enum", x)
-	case n.con != nil && (n.con.kinds&kind == 0 || !c.among(n.con, x)):
+	case n.con != nil && !c.among(n.con, kind, x):
 		return c.miss(n, "const", x)
 	case n.inPlace && !c.applied(n, x):
 		return false
-	case ok && (n.restItems != nil || n.restProps != nil):
+	case (n.restItems != nil || n.restProps != nil) && c.misfits == misfits:
 		return c.unevaluated(n, x)
 	}
-	return ok
+	return true
 }
 
 func (c *checker) text(n *node, v string, x any) bool {
@@ -990,7 +992,7 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 	return kind, c.miss(n, kw, x)
 }
 
-func (c *checker) array(n *node, v []any, x any) (ok bool) {
+func (c *checker) array(n *node, v []any, x any) bool {
 	if len(v) < n.minItems {
 		return c.miss(n, "minItems", x)
 	} else if len(v) > n.maxItems {
@@ -999,21 +1001,17 @@ func (c *checker) array(n *node, v []any, x any) (ok bool) {
 	if c.depth++; c.depth > c.deepest {
 		return c.stop("nesting")
 	}
-	ok = true
 	for i, x := range v {
-		sub := n.items
-		if i < len(n.prefix) {
-			sub = n.prefix[i]
-		} else if sub == nil {
+		sub := n.item(i)
+		if sub == nil {
 			break
-		}
-		if ok = (sub.rules == 0 || c.item(sub, x, i)) && ok; !ok && c.ended() {
+		} else if sub.rules > 0 && !c.item(sub, x, i) {
 			return false
 		}
 	}
 	if n.unique {
-		if i, j := c.twins(v); j > 0 {
-			ok = c.pair(n, "uniqueItems", i, j)
+		if i, j := c.twins(v); j > 0 && !c.pair(n, "uniqueItems", i, j) {
+			return false
 		}
 	}
 	if n.contains != nil {
@@ -1023,12 +1021,12 @@ func (c *checker) array(n *node, v []any, x any) (ok bool) {
 				has++
 			}
 		}
-		if has < n.minContains || has > n.maxContains {
-			ok = c.miss(n, "contains", has)
+		if (has < n.minContains || has > n.maxContains) && !c.miss(n, "contains", has) {
+			return false
 		}
 	}
 	c.depth--
-	return ok
+	return true
 }
 
 // item checks an element, and child a member, one step down the path.
@@ -1052,7 +1050,7 @@ func (c *checker) child(n *node, x any, token string) bool {
 	return ok
 }
 
-func (c *checker) object(n *node, v map[string]any, x any) (ok bool) {
+func (c *checker) object(n *node, v map[string]any, x any) bool {
 	if len(v) < n.minMembers {
 		return c.miss(n, "minProperties", x)
 	} else if len(v) > n.maxMembers {
@@ -1062,43 +1060,42 @@ func (c *checker) object(n *node, v map[string]any, x any) (ok bool) {
 		return c.stop("nesting")
 	}
 	known := 0
-	ok = true
 	c.left -= len(n.props) >> 2
 	for i := range n.props {
 		p := &n.props[i]
 		if x, has := v[p.name]; has && p.node != nil {
-			known++
-			ok = (p.node.rules == 0 || c.child(p.node, x, p.name)) && ok
-		} else if !has && p.required {
-			ok = c.absent(n, "required", p.name, "")
-		}
-		if !ok && c.ended() {
+			if known++; p.node.rules > 0 && !c.child(p.node, x, p.name) {
+				return false
+			}
+		} else if !has && p.required && !c.absent(n, "required", p.name, "") {
 			return false
 		}
 	}
-	if n.each && (known < len(v) || n.patterns != nil || n.names != nil) {
-		ok = c.members(n, v) && ok
+	if n.each && (known < len(v) || n.patterns != nil || n.names != nil) && !c.members(n, v) {
+		return false
 	}
 	c.left -= len(n.needs) >> 2
-	for i := 0; i < len(n.needs) && (ok || !c.ended()); i++ {
+	for i := range n.needs {
 		d := &n.needs[i]
-		if _, has := v[d.name]; has {
-			c.left -= len(d.names) >> 2
-			ok = (d.node == nil || c.check(d.node, v)) && ok
-			for _, name := range d.names {
-				if _, has := v[name]; !has {
-					ok = c.absent(n, "dependentRequired", name, d.name)
-				}
+		if _, has := v[d.name]; !has {
+			continue
+		} else if d.node != nil && !c.check(d.node, x) {
+			return false
+		}
+		c.left -= len(d.names) >> 2
+		for _, name := range d.names {
+			if _, has := v[name]; !has && !c.absent(n, "dependentRequired", name, d.name) {
+				return false
 			}
 		}
 	}
 	c.depth--
-	return ok
+	return true
 }
 
 // members checks each member beyond what properties says of it; in order only to explain, as it costs.
-func (c *checker) members(n *node, v map[string]any) (ok bool) {
-	if ok = true; c.ex == nil {
+func (c *checker) members(n *node, v map[string]any) bool {
+	if c.ex == nil {
 		for name, x := range v {
 			if !c.member(n, name, x) {
 				return false
@@ -1108,30 +1105,29 @@ func (c *checker) members(n *node, v map[string]any) (ok bool) {
 	}
 	c.left -= len(v)
 	for _, name := range keysOf(v) {
-		ok = c.member(n, name, v[name]) && ok
+		if !c.member(n, name, v[name]) {
+			return false
+		}
 	}
-	return ok
+	return true
 }
 
-func (c *checker) member(n *node, name string, x any) (ok bool) {
+func (c *checker) member(n *node, name string, x any) bool {
 	if c.left--; c.left < 0 {
 		return false
 	}
 	known := n.declared(name) != nil
-	ok = true
 	for i := range n.patterns {
 		if p := &n.patterns[i]; c.match(p.pattern, name) {
-			known = true
-			ok = c.child(p.node, x, name) && ok
+			if known = true; !c.child(p.node, x, name) {
+				return false
+			}
 		}
 	}
-	if n.names != nil && !c.named(n.names, name) {
-		ok = c.misnamed(n, name)
+	if n.names != nil && !c.named(n.names, name) && !c.misnamed(n, name) {
+		return false
 	}
-	if !known && n.additional != nil && !n.open {
-		ok = c.extra(n, "additionalProperties", n.additional, name, x) && ok
-	}
-	return ok
+	return known || n.additional == nil || n.open || c.extra(n, "additionalProperties", n.additional, name, x)
 }
 
 // named is try for a name, which it boxes only if it must.
@@ -1145,36 +1141,30 @@ func (c *checker) named(n *node, name string) bool {
 }
 
 // applied checks what applies to x itself.
-func (c *checker) applied(n *node, x any) (ok bool) {
-	ok = true
+func (c *checker) applied(n *node, x any) bool {
 	for _, s := range n.all {
-		if ok = c.check(s, x) && ok; !ok && c.ended() {
+		if !c.check(s, x) {
 			return false
 		}
 	}
 	if n.any != nil {
-		if i, _ := c.fits(n.any, x, false); i < 0 {
-			ok = c.unfit(n, "anyOf", n.any, x)
+		if i, _ := c.fits(n.any, x, false); i < 0 && !c.unfit(n, "anyOf", n.any, x) {
+			return false
 		}
 	}
-	if n.one != nil && (ok || !c.ended()) {
-		if i, j := c.fits(n.one, x, true); i < 0 {
-			ok = c.unfit(n, "oneOf", n.one, x)
-		} else if j >= 0 {
-			ok = c.pair(n, "oneOf", i, j)
+	if n.one != nil {
+		if i, j := c.fits(n.one, x, true); i < 0 && !c.unfit(n, "oneOf", n.one, x) || j > 0 && !c.pair(n, "oneOf", i, j) {
+			return false
 		}
 	}
-	if n.not != nil && (ok || !c.ended()) && c.try(n.not, x) {
-		ok = c.miss(n, "not", x)
+	if n.not != nil && c.try(n.not, x) && !c.miss(n, "not", x) {
+		return false
 	}
-	if n.cond != nil && (ok || !c.ended()) {
-		s := n.els
-		if c.try(n.cond, x) {
-			s = n.then
-		}
-		ok = (s == nil || c.check(s, x)) && ok
+	sub := n.els
+	if n.cond != nil && c.try(n.cond, x) {
+		sub = n.then
 	}
-	return ok && c.left >= 0
+	return c.left >= 0 && (n.cond == nil || sub == nil || c.check(sub, x))
 }
 
 // fits returns the first schema that x fits and, if asked, the second; -1 for none.

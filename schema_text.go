@@ -26,13 +26,15 @@ import (
 	"unicode/utf8"
 )
 
-// among reports whether x is one of the choices.
-func (c *checker) among(e *choice, x any) bool {
-	if s, ok := x.(string); ok {
+// among reports whether x, which is of a kind, is one of the choices.
+func (c *checker) among(e *choice, kind kinds, x any) bool {
+	if e.kinds&kind == 0 {
+		return false
+	} else if s, ok := x.(string); ok {
 		return e.texts[s]
 	}
 	var buf [64]byte
-	return len(e.forms) > 0 && e.forms[string(c.canon(buf[:0], x, 0))]
+	return e.forms[string(c.canon(buf[:0], x, 0))]
 }
 
 // equal compares JSON values: numbers by value, objects without order.
@@ -117,22 +119,24 @@ type marks struct {
 	names map[string]bool
 }
 
-func (c *checker) unevaluated(n *node, x any) (ok bool) {
-	ok = true
-	m := marks{names: map[string]bool{}}
+func (c *checker) unevaluated(n *node, x any) bool {
 	list, _ := x.([]any)
 	members, _ := x.(map[string]any)
-	m.items = make([]bool, len(list))
+	m := marks{items: make([]bool, len(list)), names: map[string]bool{}}
 	if c.mark(n, x, &m, true); m.all {
 		return c.left >= 0
 	}
 	for i, x := range list {
-		ok = (m.items[i] || n.restItems == nil || c.item(n.restItems, x, i)) && ok
+		if !m.items[i] && n.restItems != nil && !c.item(n.restItems, x, i) {
+			return false
+		}
 	}
 	for _, name := range keysOf(members) {
-		ok = (m.names[name] || n.restProps == nil || c.extra(n, "unevaluatedProperties", n.restProps, name, members[name])) && ok
+		if !m.names[name] && n.restProps != nil && !c.extra(n, "unevaluatedProperties", n.restProps, name, members[name]) {
+			return false
+		}
 	}
-	return ok && c.left >= 0
+	return c.left >= 0
 }
 
 // mark collects what n evaluates of x, which fits n. The unevaluated keywords of the node that asks do
@@ -184,20 +188,16 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 func (s *schema) explain(v any, quote bool) (issues []Issue, more bool) {
 	ex := &explainer{quote: quote, most: s.limits.issues}
 	c := checker{left: s.limits.work, deepest: s.limits.valueNesting, ex: ex}
-	if c.validity(c.check(s.root, v)) == verdictValid {
-		return nil, false
-	}
-	switch c.fault {
-	case "nesting":
+	c.check(s.root, v)
+	switch {
+	case c.fault == "nesting":
 		ex.add(Issue{ex.path, c.fault, fmt.Sprintf("at most %d levels of nesting", c.deepest), "more", ""})
-	case "number-range":
+	case c.fault == "number-range":
 		ex.add(Issue{ex.path, c.fault, fmt.Sprintf("a number with at most %d digits", maxDigits), "a longer one", ""})
-	case "value":
+	case c.fault == "value":
 		ex.add(Issue{ex.path, c.fault, "a JSON value", "something else", ""})
-	default:
-		if len(ex.issues) == 0 { // the work is spent
-			ex.add(Issue{ex.path, "schema", "a value that fits the schema", kindOf(v).String(), ""})
-		}
+	case c.left < 0 && len(ex.issues) == 0: // the work is spent
+		ex.add(Issue{ex.path, "schema", "a value that fits the schema", kindOf(v).String(), ""})
 	}
 	slices.SortStableFunc(ex.issues, func(a, b Issue) int { return strings.Compare(a.Path, b.Path) })
 	return ex.issues, ex.more
@@ -223,16 +223,17 @@ func (e *explainer) add(is Issue) {
 }
 
 // note adds an issue, about a member if it names one. Work is charged for it, so that no schema can
-// have an endless tale told. It returns false, for its caller to return.
+// have an endless tale told.
 func (c *checker) note(n *node, kw, member, want, got string) bool {
-	if c.left -= 16; c.ex != nil && c.left >= 0 {
+	c.misfits++
+	if c.left -= 16; c.left >= 0 {
 		path := c.ex.path
 		if member != "" {
 			path = joinPath(path, member)
 		}
-		c.ex.add(Issue{path, kw, c.ex.as + want, got, cutAt(n.path, maxPath) + "/" + kw})
+		c.ex.add(Issue{path, kw, c.ex.as + want, got, n.path + "/" + kw})
 	}
-	return false
+	return c.left >= 0 && !c.ex.more
 }
 
 // miss notes that x does not fit a keyword of n.
@@ -248,10 +249,12 @@ func (c *checker) miss(n *node, kw string, x any) bool {
 func (c *checker) pair(n *node, kw string, i, j int) bool {
 	if c.ex == nil {
 		return false
-	} else if kw == "oneOf" { // people count shapes from one
-		return c.note(n, kw, "", fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", i+1, j+1), "")
 	}
-	return c.note(n, kw, "", fmt.Sprintf("items %d and %d are equal", i, j), "")
+	want := fmt.Sprintf("items %d and %d are equal", i, j)
+	if kw == "oneOf" { // people count shapes from one
+		want = fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", i+1, j+1)
+	}
+	return c.note(n, kw, "", want, "")
 }
 
 // absent notes a member that is not there, at the place where it should be.
@@ -259,13 +262,13 @@ func (c *checker) absent(n *node, kw, name, because string) bool {
 	if c.ex == nil {
 		return false
 	}
-	want := ""
+	want := "required, missing"
 	if kw == "dependentRequired" && c.ex.quote {
 		want = "needed because " + quoteText(because) + " is given"
 	} else if kw == "dependentRequired" {
 		want = "needed because of another member"
 	} else if sub := n.declared(name); sub != nil && sub.admits != kindAny {
-		want = sub.admits.String()
+		want = "required " + sub.admits.String() + ", missing"
 	}
 	return c.note(n, kw, name, want, "")
 }
@@ -289,7 +292,7 @@ func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool 
 	if sub.types != 0 || c.ex == nil {
 		return c.child(sub, x, name)
 	} else if !c.ex.quote { // the name is the server's
-		return c.note(n, kw, "", "", "")
+		return c.note(n, kw, "", "no member of this name", "")
 	}
 	var known []string
 	for i := 0; i < len(n.props) && c.left >= 0; i++ {
@@ -298,24 +301,24 @@ func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool 
 			continue
 		}
 		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
-			return c.note(n, kw, name, "did you mean "+quoteText(p.name)+"?", "")
+			return c.note(n, kw, name, "unknown argument (did you mean "+quoteText(p.name)+"?)", "")
 		}
 		known = append(known, p.name)
 	}
+	want := "unknown argument"
 	if len(known) > 0 {
-		return c.note(n, kw, name, "known: "+listText(len(known), 12, func(i int) string { return quoteText(known[i]) }), "")
+		want += "; known: " + listText(known, 12, quoteText)
 	}
-	return c.note(n, kw, name, "", "")
+	return c.note(n, kw, name, want, "")
 }
 
 // unfit explains a union that nothing fits by its nearest branch alone: the one whose tag matches, else
 // whose type does, else the one with the fewest issues.
 func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
-	ex := c.ex
+	ex, depth, kind := c.ex, c.depth, kindOf(x)
 	if ex == nil || c.left < 0 {
 		return false
 	}
-	kind := kindOf(x)
 	near := slices.DeleteFunc(slices.Clone(group), func(s *node) bool { return s.admits&kind == 0 })
 	if len(near) == 0 {
 		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
@@ -326,7 +329,7 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 			as += "(as " + quoteText(tag) + ") "
 		}
 	} else if len(values) > 0 && ex.quote {
-		return c.note(n, kw, tag, "one of "+listValues(values), ex.value(x.(map[string]any)[tag], false))
+		return c.note(n, kw, tag, "one of "+listText(values, maxChoices, quoteValue), ex.value(x.(map[string]any)[tag], false))
 	}
 	var best *explainer
 	for i := 0; i < len(near) && c.left >= 0; i++ {
@@ -334,12 +337,14 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 		if c.check(near[i], x); best == nil || len(c.ex.issues) < len(best.issues) && c.left >= 0 {
 			best = c.ex
 		}
+		c.depth = depth // a walk that has no more room may end anywhere
 	}
-	for c.ex = ex; len(best.issues) > 0; best.issues = best.issues[1:] {
-		ex.add(best.issues[0])
+	c.ex = ex
+	for _, is := range best.issues {
+		ex.add(is)
 	}
 	ex.more = ex.more || best.more
-	return false
+	return c.left >= 0 && !ex.more
 }
 
 func admitted(group []*node) (k kinds) {
@@ -412,7 +417,7 @@ func (e *explainer) wants(n *node) string {
 	case len(n.enum.values) == 1:
 		return quoteValue(n.enum.values[0])
 	default:
-		return "one of " + listValues(n.enum.values)
+		return "one of " + listText(n.enum.values, maxChoices, quoteValue)
 	}
 	s, and := n.types.String(), " "
 	if n.types == kindAny {
@@ -479,21 +484,12 @@ func feedback(tool string, issues []Issue, more bool) string {
 
 // words is an issue without its place.
 func (is Issue) words() string {
+	if is.Got == "" {
+		return is.Want
+	}
 	as, want := "", is.Want
 	if i := strings.LastIndex(want, `") `); i >= 0 && strings.HasPrefix(want, "(as ") {
 		as, want = want[:i+3], want[i+3:]
-	}
-	switch extra := is.Keyword == "additionalProperties" || is.Keyword == "unevaluatedProperties"; {
-	case is.Keyword == "required":
-		return as + strings.TrimSpace("required "+want) + ", missing"
-	case extra && strings.HasPrefix(want, "did "):
-		return as + "unknown argument (" + want + ")"
-	case extra && want != "":
-		return as + "unknown argument; " + want
-	case extra:
-		return as + "unknown argument"
-	case is.Got == "":
-		return as + want
 	}
 	return as + "want " + want + ", got " + is.Got
 }
@@ -1021,12 +1017,13 @@ func (r *valueReader) text() (s string) {
 func resolveURI(base, ref string) (uri, fragment string, ok bool) {
 	if fragment, ok = strings.CutPrefix(ref, "#"); ok && !strings.Contains(fragment, "%") {
 		return base, fragment, true
-	}
-	b, err := url.Parse(base)
-	if err != nil || len(base)+len(ref) > maxPointer {
+	} else if len(base)+len(ref) > maxPointer {
 		return "", "", false
 	}
-	u, err := b.Parse(ref)
+	u, err := url.Parse(base)
+	if err == nil {
+		u, err = u.Parse(ref)
+	}
 	if err != nil {
 		return "", "", false
 	}
@@ -1180,19 +1177,15 @@ func quoteValue(x any) string {
 	return kindOf(x).String()
 }
 
-// listText joins those of n items that there is room for, and counts the others.
-func listText(n, most int, item func(i int) string) (s string) {
-	for i := range n {
+// listText joins those items that there is room for, and counts the others.
+func listText[T any](items []T, most int, text func(T) string) (s string) {
+	for i, item := range items {
 		if i == most || len(s) > 448 {
-			return fmt.Sprintf("%s, … (%d more)", s[2:], n-i)
+			return fmt.Sprintf("%s, … (%d more)", s[2:], len(items)-i)
 		}
-		s += ", " + item(i)
+		s += ", " + text(item)
 	}
 	return strings.TrimPrefix(cmp.Or(s, "nothing at all"), ", ")
-}
-
-func listValues(values []any) string {
-	return listText(len(values), 16, func(i int) string { return quoteValue(values[i]) })
 }
 
 // similarNames reports whether b is likely what a was meant to be: within two edits, but not half of it,
