@@ -73,7 +73,7 @@ const (
 	maxDigits   = 400     // digits of a number, and its exponent either way
 	maxInPlace  = 256     // schemas that apply to one value through one another
 	maxQuote    = 64      // bytes of one quoted name or value
-	maxChoices  = 16 // values of an enum that are listed
+	maxChoices  = 16      // values of an enum that are listed
 	maxPath     = 256     // bytes of one path
 	maxPointer  = 4 << 10 // bytes of a place in a schema, and of a URI
 	maxFeedback = 2 << 10
@@ -232,7 +232,7 @@ func (p place) to(raw any, token string) place {
 	if len(p.ptr) > maxPointer {
 		panic(&SchemaError{"schema-size", cutAt(p.ptr, maxPath), "the names around it are too long"})
 	}
-	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
+	return place{raw, p.ptr + "/" + escapeToken.Replace(token), p.base, p.depth}
 }
 
 func (c *compiler) fail(reason, ptr, detail string) {
@@ -255,11 +255,13 @@ func (c *compiler) part(at place, kw, why string, annotation bool) {
 
 func (c *compiler) compile(raw []byte) *schema {
 	c.bound(len(raw), c.text, "schema-size", "")
-	c.bound(jsonNesting(raw), c.nesting, "schema-depth", "")
-	doc, ok := decodeJSON(raw)
-	c.doc = doc
-	m, isMap := doc.(map[string]any)
-	if _, isBool := doc.(bool); !ok || !isMap && !isBool {
+	r := valueReader{b: raw}
+	if json.Valid(raw) {
+		c.doc = r.value()
+	}
+	c.bound(r.deepest, c.nesting, "schema-depth", "")
+	m, isMap := c.doc.(map[string]any)
+	if _, isBool := c.doc.(bool); !isMap && !isBool {
 		c.fail("not-json", "", "the schema is no JSON object or boolean")
 	}
 	if d, ok := m["$schema"]; ok {
@@ -411,7 +413,7 @@ func (c *compiler) lookup(at place) place {
 	}
 	if strings.HasPrefix(frag, "/") {
 		for token := range strings.SplitSeq(frag[1:], "/") {
-			to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"), found)
+			to, found = c.step(to, unescapeToken.Replace(token), found)
 		}
 	} else if frag != "" {
 		to, found = c.index[uri+"#"+frag]
@@ -636,7 +638,7 @@ func (t term) count() int {
 	if t.want(d.sign >= 0 && d.low >= 0, "an integer of at least 0"); d.top > 17 {
 		return math.MaxInt
 	}
-	return int(min(d.small(d.low), math.MaxInt))
+	return int(min(d.mod(d.low, math.MaxInt64), math.MaxInt))
 }
 
 func (t term) types() {

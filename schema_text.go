@@ -17,12 +17,14 @@ import (
 	"math/big"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"regexp"
 	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -37,19 +39,13 @@ func (c *checker) among(e *choice, kind kinds, x any) bool {
 	return e.forms[string(c.canon(buf[:0], x, 0))]
 }
 
-// equal compares JSON values: numbers by value, objects without order.
-func (c *checker) equal(a, b any) bool {
-	var x, y [64]byte
-	return bytes.Equal(c.canon(x[:0], a, 0), c.canon(y[:0], b, 0)) && c.left >= 0
-}
-
-// canon appends a form of x that equal values share, and no others; nil if the walk has ended.
+// canon appends a form of x that equal values share, and no others.
 func (c *checker) canon(b []byte, x any, depth int) []byte {
 	if c.left--; depth > c.deepest {
 		c.stop("nesting")
 	}
 	if c.left < 0 {
-		return nil
+		return b
 	}
 	switch v := x.(type) {
 	case nil:
@@ -69,8 +65,8 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 		return append(strconv.AppendInt(append(b, 'e'), int64(d.top), 10), ';')
 	case []any:
 		b = append(b, '[')
-		for i := 0; i < len(v) && c.left >= 0; i++ {
-			b = c.canon(b, v[i], depth+1)
+		for _, x := range v {
+			b = c.canon(b, x, depth+1)
 		}
 		return append(b, ']')
 	case map[string]any:
@@ -80,33 +76,37 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 		}
 		return append(b, '}')
 	}
-	if x, ok := plainValue(x); ok {
-		return c.canon(b, x, depth)
+	plain, ok := plainValue(x)
+	if !ok {
+		c.stop("value")
 	}
-	c.stop("value")
-	return nil
+	return c.canon(b, plain, depth)
 }
 
 // twins returns the first two equal items, zeroes if there are none: pair by pair while that is cheap,
 // else through a table.
 func (c *checker) twins(v []any) (int, int) {
+	var few [16][]byte
+	var buf [256]byte
 	var seen map[string]int
-	var buf []byte
-	if len(v) > 16 {
+	if len(v) > len(few) {
 		seen = make(map[string]int, len(v))
 	}
-	for j := 0; j < len(v) && c.left >= 0; j++ {
+	for b, j := buf[:0], 0; j < len(v) && c.left >= 0; j++ {
+		start := len(b)
+		b = c.canon(b, v[j], 0)
+		form := b[start:]
 		if seen == nil {
-			if i := slices.IndexFunc(v[:j], func(x any) bool { return c.equal(x, v[j]) }); i >= 0 {
+			if i := slices.IndexFunc(few[:j], func(f []byte) bool { return bytes.Equal(f, form) }); i >= 0 {
 				return i, j
 			}
-			continue
-		}
-		buf = c.canon(buf[:0], v[j], 0)
-		if i, ok := seen[string(buf)]; ok && c.left >= 0 {
+			few[j] = form
+		} else if i, ok := seen[string(form)]; ok {
 			return i, j
+		} else {
+			seen[string(form)] = j
+			b = b[:start]
 		}
-		seen[string(buf)] = j
 	}
 	return 0, 0
 }
@@ -145,7 +145,7 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 	if c.left--; c.left < 0 || m.all {
 		return
 	}
-	var inPlace []*node
+	inPlace := slices.Clone(n.all)
 	switch v := x.(type) {
 	case []any:
 		m.all = n.items != nil || n.restItems != nil && !asks
@@ -166,17 +166,17 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 			}
 		}
 	}
-	for _, s := range slices.Concat(n.any, n.one, []*node{n.cond}) {
-		if s != nil && c.try(s, x) {
+	for _, s := range slices.Concat(n.any, n.one) {
+		if c.try(s, x) {
 			inPlace = append(inPlace, s)
 		}
 	}
-	if n.cond != nil && slices.Contains(inPlace, n.cond) {
-		inPlace = append(inPlace, n.then)
-	} else if n.cond != nil {
+	if n.cond != nil && c.try(n.cond, x) {
+		inPlace = append(inPlace, n.cond, n.then)
+	} else {
 		inPlace = append(inPlace, n.els)
 	}
-	for _, s := range slices.Concat(n.all, inPlace) {
+	for _, s := range inPlace {
 		if s != nil {
 			c.mark(s, x, m, false)
 		}
@@ -526,9 +526,7 @@ func (r *repairer) repair(n *node, x any, path string) any {
 	case []any:
 		list := slices.Clone(v)
 		for i := range list {
-			if sub := n.items; i < len(n.prefix) {
-				list[i] = r.repair(n.prefix[i], list[i], joinPath(path, strconv.Itoa(i)))
-			} else if sub != nil {
+			if sub := n.item(i); sub != nil {
 				list[i] = r.repair(sub, list[i], joinPath(path, strconv.Itoa(i)))
 			}
 		}
@@ -539,25 +537,22 @@ func (r *repairer) repair(n *node, x any, path string) any {
 	for _, s := range n.all {
 		x = r.repair(s, x, path)
 	}
-	for _, group := range [][]*node{n.any, n.one} {
-		x = r.branch(group, x, path)
-	}
-	return x
+	return r.branch(n.one, r.branch(n.any, x, path), path)
 }
 
+// members repairs the members of an object, which is ours.
 func (r *repairer) members(n *node, v map[string]any, path string) map[string]any {
 	for _, name := range keysOf(v) {
 		i, found := n.find(name)
 		sub, at := cmp.Or(n.declared(name), n.additional), joinPath(path, name)
 		if sub == nil {
 			continue
-		}
-		if found && !n.props[i].required && v[name] == nil && !r.try(sub, nil) {
+		} else if found && !n.props[i].required && v[name] == nil && !r.try(sub, nil) {
 			r.changes = append(r.changes, Issue{at, "type", "null dropped", "null", sub.path})
 			delete(v, name)
-			continue
+		} else {
+			v[name] = r.repair(sub, v[name], at)
 		}
-		v[name] = r.repair(sub, v[name], at)
 	}
 	return v
 }
@@ -615,9 +610,8 @@ type decimal struct {
 
 // parseDecimal reports whether text is a JSON number within maxDigits.
 func parseDecimal(text string) (d decimal, ok bool) {
-	first, last, point, n := -1, -1, -1, 0
 	d.text, d.sign = text, 1
-	i := 0
+	i, e, n, first, last, point := 0, 0, 0, -1, -1, -1
 	if strings.HasPrefix(text, "-") {
 		i, d.sign = 1, -1
 	}
@@ -632,26 +626,27 @@ func parseDecimal(text string) (d decimal, ok bool) {
 			}
 		}
 	}
-	e, err := 0, error(nil)
 	if point < 0 {
 		point = i
 	}
 	if i < len(text) {
-		e, err = strconv.Atoi(text[i+1:])
+		var err error
+		if e, err = strconv.Atoi(text[i+1:]); err != nil || text[i]|0x20 != 'e' {
+			return d, false
+		}
 	}
-	if err != nil || i < len(text) && text[i]|0x20 != 'e' || n == 0 || n > maxDigits || e > maxDigits || e < -maxDigits {
+	if n == 0 || n > maxDigits || e > maxDigits || e < -maxDigits {
 		return d, false
-	}
-	if first < 0 {
+	} else if first < 0 {
 		return decimal{text: text}, true
 	}
-	d.digits, d.top, d.low = text[first:last+1], point-first+e, point-last+e
-	if first < point { // a digit before the point stands one place higher than its distance to it
-		d.top--
+	exponent := func(i int) int { // of the digit there
+		if i < point {
+			i++
+		}
+		return point - i + e
 	}
-	if last < point {
-		d.low--
-	}
+	d.digits, d.top, d.low = text[first:last+1], exponent(first), exponent(last)
 	return d, true
 }
 
@@ -683,25 +678,26 @@ func (d *decimal) multiple(o *decimal) bool {
 		return d.sign == 0
 	}
 	zeros := d.low - o.low
-	if len(d.digits)+zeros <= 18 && len(o.digits) <= 18 {
-		return d.small(zeros)%o.small(0) == 0
+	if len(o.digits) <= 18 {
+		return d.mod(zeros, o.mod(0, math.MaxInt64)) == 0
 	}
 	x, _ := new(big.Int).SetString(string(d.appendDigits(nil))+strings.Repeat("0", zeros), 10)
 	y, _ := new(big.Int).SetString(string(o.appendDigits(nil)), 10)
 	return x.Rem(x, y).Sign() == 0
 }
 
-// small returns the digits, and zeros after them, if they are 18 at most.
-func (d *decimal) small(zeros int) (n int64) {
+// mod returns what the digits, and zeros after them, leave when divided by m. Neither the rest nor m may
+// pass 18 digits.
+func (d *decimal) mod(zeros int, m uint64) (rest uint64) {
 	for i := range len(d.digits) {
 		if b := d.digits[i]; b != '.' {
-			n = n*10 + int64(b-'0')
+			rest = (rest*10 + uint64(b-'0')) % m
 		}
 	}
 	for range zeros {
-		n *= 10
+		rest = rest * 10 % m
 	}
-	return n
+	return rest
 }
 
 // ECMA-262 white space, as the inside of a class, and its complement.
@@ -851,7 +847,7 @@ func hexRune(s string) (uint64, bool) {
 
 // Pieces of the grammars of RFC 3339, 3986 and 5321.
 const (
-	reTime    = `\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)`
+	reTime    = `\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)`
 	reLabel   = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
 	reHost    = reLabel + `(\.` + reLabel + `)*`
 	reAtom    = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
@@ -892,15 +888,12 @@ func isDate(s string) bool {
 
 // isTime checks what the grammar leaves open: ranges, and that a leap second ends a day of UTC.
 func isTime(s string) bool {
-	two := func(i int) int { return int(s[i]-'0')*10 + int(s[i+1]-'0') }
-	utc := two(0)*60 + two(3) + 2*24*60
-	if z := len(s) - 6; s[z] == '+' || s[z] == '-' {
-		if two(z+1) > 23 || two(z+4) > 59 {
-			return false
-		}
-		utc += (two(z+1)*60 + two(z+4)) * (int(s[z]) - ',') // which stands between the signs
+	leap := s[6:8] == "60"
+	if leap {
+		s = s[:6] + "59" + s[8:]
 	}
-	return two(0) < 24 && two(3) < 60 && (two(6) < 60 || two(6) == 60 && utc%(24*60) == 24*60-1)
+	t, err := time.Parse("15:04:05Z07:00", strings.ToUpper(s))
+	return err == nil && (!leap || t.UTC().Hour() == 23 && t.UTC().Minute() == 59)
 }
 
 // isEmail checks an address literal for a domain.
@@ -937,63 +930,65 @@ func decodeJSON(b []byte) (v any, ok bool) {
 	return (&valueReader{b: b}).value(), true
 }
 
-// A valueReader decodes text that is known to be valid.
+// A valueReader decodes text that is known to be valid. So commas and colons say nothing new: they are
+// skipped like white space.
 type valueReader struct {
-	b []byte
-	i int
+	b              []byte
+	i              int
+	depth, deepest int
 }
 
-// next skips white space, and returns what follows it.
+// next returns the next byte that says something.
 func (r *valueReader) next() byte {
-	for r.b[r.i] <= ' ' {
+	for r.b[r.i] <= ' ' || r.b[r.i] == ',' || r.b[r.i] == ':' {
 		r.i++
 	}
 	return r.b[r.i]
 }
 
-func (r *valueReader) value() any {
+func (r *valueReader) value() (v any) {
 	switch r.next() {
 	case '{':
 		m := map[string]any{}
-		for r.i++; r.next() != '}'; {
-			if r.b[r.i] == ',' {
-				r.i++
-				r.next()
-			}
+		for r.open(); r.next() != '}'; {
 			name := r.text()
-			r.next()
-			r.i++ // the colon
 			m[name] = r.value()
 		}
-		r.i++
+		r.close()
 		return m
 	case '[':
 		list := []any{}
-		for r.i++; r.next() != ']'; {
-			if r.b[r.i] == ',' {
-				r.i++
-			}
+		for r.open(); r.next() != ']'; {
 			list = append(list, r.value())
 		}
-		r.i++
+		r.close()
 		return list
 	case '"':
 		return r.text()
-	case 't':
-		r.i += len("true")
-		return true
-	case 'f':
-		r.i += len("false")
-		return false
-	case 'n':
-		r.i += len("null")
-		return nil
 	}
 	start := r.i
-	for r.i < len(r.b) && strings.IndexByte("+-.0123456789Ee", r.b[r.i]) >= 0 {
+	for r.i < len(r.b) && strings.IndexByte(",]} \t\r\n", r.b[r.i]) < 0 {
 		r.i++
 	}
-	return json.Number(r.b[start:r.i])
+	switch word := r.b[start:r.i]; string(word) {
+	case "true", "false":
+		return len(word) == len("true")
+	case "null":
+		return nil
+	default:
+		return json.Number(word)
+	}
+}
+
+func (r *valueReader) open() {
+	r.i++
+	r.depth++
+	r.deepest = max(r.deepest, r.depth)
+}
+
+func (r *valueReader) close() {
+	r.i++
+	r.depth--
 }
 
 func (r *valueReader) text() (s string) {
@@ -1046,26 +1041,6 @@ func plainValue(x any) (any, bool) {
 	return decodeJSON(b)
 }
 
-// jsonNesting returns how deep b nests, before anything is decoded.
-func jsonNesting(b []byte) (deepest int) {
-	depth, text := 0, false
-	for i := 0; i < len(b); i++ {
-		switch ch := b[i]; {
-		case ch == '\\':
-			i++
-		case ch == '"':
-			text = !text
-		case text:
-		case ch == '{' || ch == '[':
-			depth++
-			deepest = max(deepest, depth)
-		case ch == '}' || ch == ']':
-			depth--
-		}
-	}
-	return deepest
-}
-
 func kindOf(x any) kinds {
 	x, _ = plainValue(x)
 	switch v := x.(type) {
@@ -1107,16 +1082,15 @@ func keysOf(m map[string]any) []string {
 // tokenChars are the characters of a header's name.
 const tokenChars = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-func escapeToken(s string) string {
-	if strings.IndexByte(s, '~') < 0 && strings.IndexByte(s, '/') < 0 {
-		return s
-	}
-	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
-}
+// In a JSON Pointer, the separator of tokens is escaped, and what it is escaped with.
+var (
+	escapeToken   = strings.NewReplacer("~", "~0", "/", "~1")
+	unescapeToken = strings.NewReplacer("~0", "~", "~1", "/")
+)
 
 // joinPath adds a token to a path that stays within maxPath.
 func joinPath(path, token string) string {
-	if path = path + "/" + escapeToken(cutAt(token, maxQuote)); len(path) > maxPath {
+	if path += "/" + escapeToken.Replace(cutAt(token, maxQuote)); len(path) > maxPath {
 		return strings.TrimSuffix(cutAt(path, maxPath-len("…")), "…") + "…"
 	}
 	return path
@@ -1146,10 +1120,10 @@ func quoteUpTo(s string, most int) string {
 			b = append(b, '\\', byte(r))
 		case strconv.IsPrint(r):
 			b = utf8.AppendRune(b, r)
-		case r > 0xffff:
-			b = fmt.Appendf(b, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+r&0x3ff)
 		default:
-			b = fmt.Appendf(b, `\u%04x`, r)
+			for _, half := range utf16.AppendRune(nil, r) {
+				b = fmt.Appendf(b, `\u%04x`, half)
+			}
 		}
 	}
 	return string(b) + `"`
@@ -1234,38 +1208,31 @@ func fingerprint(input, output []byte) string {
 }
 
 // schemaDiff names the first change from one schema to another: empty if there is none.
-func schemaDiff(old, new []byte) (kind string) {
-	schemas := [2]map[string]any{}
-	for i, raw := range [][]byte{old, new} {
-		v, _ := decodeJSON(raw)
-		schemas[i], _ = v.(map[string]any)
+func schemaDiff(old, new []byte) string {
+	diff := func(what string, a, b map[string]any) string {
+		for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(keysOf(a), keysOf(b))))) {
+			x, before := a[name]
+			y, after := b[name]
+			switch {
+			case !before:
+				return what + " added " + quoteText(name)
+			case !after:
+				return what + " removed " + quoteText(name)
+			case !reflect.DeepEqual(x, y):
+				return what + " changed " + quoteText(name)
+			}
+		}
+		return ""
 	}
-	a, b := schemas[0], schemas[1]
+	x, _ := decodeJSON(old)
+	y, _ := decodeJSON(new)
+	a, _ := x.(map[string]any)
+	b, _ := y.(map[string]any)
 	p, _ := a["properties"].(map[string]any)
 	q, _ := b["properties"].(map[string]any)
-	if kind = membersDiff("property", p, q); kind == "" {
-		kind = membersDiff("keyword", a, b)
+	change := cmp.Or(diff("property", p, q), diff("keyword", a, b))
+	if change == "" && fingerprint(old, nil) != fingerprint(new, nil) {
+		return "changed"
 	}
-	if kind == "" && fingerprint(old, nil) != fingerprint(new, nil) {
-		kind = "changed"
-	}
-	return kind
-}
-
-func membersDiff(what string, a, b map[string]any) string {
-	for _, name := range keysOf(b) {
-		if _, ok := a[name]; !ok {
-			return what + " added " + quoteText(name)
-		}
-	}
-	for _, name := range keysOf(a) {
-		x, _ := json.Marshal(a[name])
-		y, _ := json.Marshal(b[name])
-		if _, ok := b[name]; !ok {
-			return what + " removed " + quoteText(name)
-		} else if !bytes.Equal(x, y) {
-			return what + " changed " + quoteText(name)
-		}
-	}
-	return ""
+	return change
 }
