@@ -289,11 +289,12 @@ func (c *compiler) compile(raw []byte) *schema {
 
 // dialect reports whether v names draft-07 and not 2020-12.
 func (c *compiler) dialect(v any, ptr string) bool {
-	s, _ := v.(string)
-	s, http := strings.CutPrefix(strings.TrimSuffix(s, "#"), "http://json-schema.org/")
-	if old := s == "draft-07/schema" && http || s == "https://json-schema.org/draft-07/schema"; old {
+	name, _ := v.(string)
+	switch strings.TrimSuffix(name, "#") {
+	case "http://json-schema.org/draft-07/schema", "https://json-schema.org/draft-07/schema":
 		return true
-	} else if http || s != "https://json-schema.org/draft/2020-12/schema" {
+	case "https://json-schema.org/draft/2020-12/schema":
+	default:
 		c.fail("dialect", ptr+"/$schema", "neither 2020-12 nor draft-07: "+quoteValue(v))
 	}
 	return false
@@ -303,7 +304,7 @@ func (c *compiler) newNode(at place) *node {
 	c.bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
 	c.bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
-	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
 	return n
 }
@@ -330,9 +331,9 @@ func (c *compiler) sub(at place) *node {
 
 func (c *compiler) fill(n *node, at place) {
 	m, isMap := at.raw.(map[string]any)
-	if b, isBool := at.raw.(bool); isBool && !b {
-		n.types, n.rules = 0, 1
-	} else if !isMap && !isBool {
+	if at.raw == false {
+		n.types, n.admits, n.rules = 0, 0, 1
+	} else if at.raw != true && !isMap {
 		c.fail("keyword-shape", at.ptr, "want a schema: an object or a boolean")
 	}
 	at.base = c.enter(m, at)
@@ -340,16 +341,17 @@ func (c *compiler) fill(n *node, at place) {
 	if c.draft7 && slices.Contains(names, "$ref") { // its siblings have no meaning there
 		names = []string{"$ref"}
 	}
+	t := &term{compiler: c, n: n, m: m, in: at}
 	for _, name := range names {
 		kw := c.keywords[name]
 		if kw.only == in2020 && c.draft7 || kw.only == tuples && c.declared && !c.draft7 {
 			continue
 		}
-		if kw.set != nil {
+		if t.name, t.raw = name, m[name]; kw.set != nil {
 			n.rules++
-			kw.set(term{c, n, m[name], name, m, at})
+			kw.set(t)
 		} else if kw.note != nil {
-			kw.note(term{c, n, m[name], name, m, at})
+			kw.note(t)
 		}
 	}
 	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
@@ -373,27 +375,18 @@ func (c *compiler) enter(m map[string]any, at place) string {
 	return uri
 }
 
-// ref compiles the reference at from, through those that it leads to.
-func (c *compiler) ref(from place) *node {
-	var seen []string
-	for at := from; ; {
-		to := c.lookup(at)
-		m, _ := to.raw.(map[string]any)
-		next, more := m["$ref"]
-		if n := c.memo[to.ptr]; n != nil || !more || !c.draft7 && len(m) > 1 {
-			n = c.target(to)
-			for _, ptr := range seen { // nobody need go this way again
-				c.memo[ptr] = n
-			}
-			return n
-		}
+// ref compiles the reference at a place, through those that it leads to.
+func (c *compiler) ref(at place, seen ...string) *node {
+	to := c.lookup(at)
+	m, _ := to.raw.(map[string]any)
+	if next, more := m["$ref"]; c.memo[to.ptr] == nil && more && (c.draft7 || len(m) == 1) {
 		if slices.Contains(seen, to.ptr) {
-			c.fail("ref-cycle", from.ptr, "the reference leads back to itself")
+			c.fail("ref-cycle", at.ptr, "the reference leads back to itself")
 		}
-		seen = append(seen, to.ptr)
-		c.bound(len(seen), c.hops, "ref-depth", from.ptr)
-		at = to.to(next, "$ref")
+		c.bound(len(seen)+1, c.hops, "ref-depth", at.ptr)
+		c.memo[to.ptr] = c.ref(to.to(next, "$ref"), append(seen, to.ptr)...) // nobody need go this way again
 	}
+	return c.target(to)
 }
 
 // lookup finds the place that a reference names.
@@ -460,40 +453,33 @@ func (c *compiler) scan(at place) {
 func (c *compiler) measure(n *node) int {
 	if n.height < 0 {
 		c.fail("ref-cycle", n.path, "the schema applies to a value through itself")
-	} else if n.height > 0 {
-		return n.height
-	}
-	n.height, n.admits = -1, n.types
-	high := 0
-	if n.inPlace || n.needs != nil {
-		subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
-		for _, d := range n.needs {
-			subs = append(subs, d.node)
-		}
-		for _, s := range subs {
-			if s != nil {
-				high = max(high, c.measure(s))
-			}
+	} else if n.height == 0 {
+		n.height = 1
+		if n.inPlace || n.needs != nil {
+			n.height = -1
+			n.height = 1 + c.highest(n)
+			c.bound(n.height, maxInPlace, "ref-depth", n.path)
 		}
 	}
-	n.height = high + 1
-	c.bound(n.height, maxInPlace, "ref-depth", n.path)
-	if n.enum != nil {
-		n.admits &= n.enum.kinds
+	return n.height
+}
+
+// highest measures what applies in place of n, and what n admits in the end.
+func (c *compiler) highest(n *node) (high int) {
+	subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
+	for _, d := range n.needs {
+		subs = append(subs, d.node)
 	}
-	if n.con != nil {
-		n.admits &= n.con.kinds
+	for _, s := range subs {
+		if s != nil {
+			high = max(high, c.measure(s))
+		}
 	}
 	for _, s := range n.all {
 		n.admits &= s.admits
 	}
-	if n.any != nil {
-		n.admits &= admitted(n.any)
-	}
-	if n.one != nil {
-		n.admits &= admitted(n.one)
-	}
-	return n.height
+	n.admits &= admitted(n.any) & admitted(n.one)
+	return high
 }
 
 // A term is one keyword of the schema object m, to be compiled into n.
@@ -506,13 +492,13 @@ type term struct {
 	in   place // of m
 }
 
-func (t term) at() place { return t.in.to(t.raw, t.name) }
+func (t *term) at() place { return t.in.to(t.raw, t.name) }
 
 // A keyword either asserts something (set) or is noted. Others are annotations.
 type keyword struct {
 	only      dialects
 	holds     holder
-	set, note func(term)
+	set, note func(*term)
 }
 
 // dialects say who knows a keyword, if not everybody.
@@ -552,79 +538,79 @@ func (h holder) each(at place, f func(at place, name string)) {
 
 // schemaKeywords is reached through the compiler alone, since it refers to itself.
 var schemaKeywords = map[string]keyword{
-	"$ref":             {set: func(t term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
-	"$id":              {note: func(t term) { as[string](t, "a string") }},
-	"$anchor":          {note: func(t term) { as[string](t, "a string") }},
-	"$dynamicRef":      {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$recursiveRef":    {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$vocabulary":      {only: in2020, note: func(t term) { t.fail("vocabulary", t.at().ptr, "not supported") }},
+	"$ref":             {set: func(t *term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
+	"$id":              {note: func(t *term) { as[string](t, "a string") }},
+	"$anchor":          {note: func(t *term) { as[string](t, "a string") }},
+	"$dynamicRef":      {only: in2020, note: func(t *term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
+	"$recursiveRef":    {only: in2020, note: func(t *term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
+	"$vocabulary":      {only: in2020, note: func(t *term) { t.fail("vocabulary", t.at().ptr, "not supported") }},
 	"$defs":            {holds: holdsNamed},
 	"definitions":      {holds: holdsNamed},
-	"contentEncoding":  {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentMediaType": {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentSchema":    {only: in2020, note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"format":           {note: term.format},
+	"contentEncoding":  {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentMediaType": {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentSchema":    {only: in2020, note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"format":           {note: (*term).format},
 
-	"type":  {set: term.types},
-	"enum":  {set: func(t term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
-	"const": {set: func(t term) { t.n.con = t.choice([]any{t.raw}) }},
+	"type":  {set: (*term).types},
+	"enum":  {set: func(t *term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
+	"const": {set: func(t *term) { t.n.con = t.choice([]any{t.raw}) }},
 
-	"minLength":        {set: func(t term) { t.n.minLength = t.count() }},
-	"maxLength":        {set: func(t term) { t.n.maxLength = t.count() }},
-	"pattern":          {set: func(t term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
-	"minimum":          {set: func(t term) { t.n.min = t.number() }},
-	"maximum":          {set: func(t term) { t.n.max = t.number() }},
-	"exclusiveMinimum": {set: func(t term) { t.n.above = t.number() }},
-	"exclusiveMaximum": {set: func(t term) { t.n.below = t.number() }},
-	"multipleOf":       {set: func(t term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
+	"minLength":        {set: func(t *term) { t.n.minLength = t.count() }},
+	"maxLength":        {set: func(t *term) { t.n.maxLength = t.count() }},
+	"pattern":          {set: func(t *term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
+	"minimum":          {set: func(t *term) { t.n.min = t.number() }},
+	"maximum":          {set: func(t *term) { t.n.max = t.number() }},
+	"exclusiveMinimum": {set: func(t *term) { t.n.above = t.number() }},
+	"exclusiveMaximum": {set: func(t *term) { t.n.below = t.number() }},
+	"multipleOf":       {set: func(t *term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
 
-	"items":            {holds: holdsOne, set: term.items},
-	"additionalItems":  {only: tuples, holds: holdsOne, set: term.items},
-	"prefixItems":      {only: in2020, holds: holdsOne, set: func(t term) { t.n.prefix = t.schemas() }},
-	"contains":         {holds: holdsOne, set: func(t term) { t.n.contains = t.sub(t.at()) }},
-	"minContains":      {only: in2020, set: func(t term) { t.n.minContains = t.count() }},
-	"maxContains":      {only: in2020, set: func(t term) { t.n.maxContains = t.count() }},
-	"minItems":         {set: func(t term) { t.n.minItems = t.count() }},
-	"maxItems":         {set: func(t term) { t.n.maxItems = t.count() }},
-	"uniqueItems":      {set: func(t term) { t.n.unique = as[bool](t, "a boolean") }},
-	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restItems = t.sub(t.at()) }},
+	"items":            {holds: holdsOne, set: (*term).items},
+	"additionalItems":  {only: tuples, holds: holdsOne, set: (*term).items},
+	"prefixItems":      {only: in2020, holds: holdsOne, set: func(t *term) { t.n.prefix = t.schemas() }},
+	"contains":         {holds: holdsOne, set: func(t *term) { t.n.contains = t.sub(t.at()) }},
+	"minContains":      {only: in2020, set: func(t *term) { t.n.minContains = t.count() }},
+	"maxContains":      {only: in2020, set: func(t *term) { t.n.maxContains = t.count() }},
+	"minItems":         {set: func(t *term) { t.n.minItems = t.count() }},
+	"maxItems":         {set: func(t *term) { t.n.maxItems = t.count() }},
+	"uniqueItems":      {set: func(t *term) { t.n.unique = as[bool](t, "a boolean") }},
+	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t *term) { t.n.restItems = t.sub(t.at()) }},
 
-	"properties":            {holds: holdsNamed, set: term.properties},
-	"required":              {set: term.required},
-	"patternProperties":     {holds: holdsNamed, set: term.patternProperties},
-	"additionalProperties":  {holds: holdsOne, set: func(t term) { t.n.additional = t.sub(t.at()) }},
-	"propertyNames":         {holds: holdsOne, set: func(t term) { t.n.names = t.sub(t.at()) }},
-	"minProperties":         {set: func(t term) { t.n.minMembers = t.count() }},
-	"maxProperties":         {set: func(t term) { t.n.maxMembers = t.count() }},
-	"dependentRequired":     {only: in2020, set: term.dependencies},
-	"dependentSchemas":      {only: in2020, holds: holdsNamed, set: term.dependencies},
-	"dependencies":          {holds: holdsNamed, set: term.dependencies},
-	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restProps = t.sub(t.at()) }},
+	"properties":            {holds: holdsNamed, set: (*term).properties},
+	"required":              {set: (*term).required},
+	"patternProperties":     {holds: holdsNamed, set: (*term).patternProperties},
+	"additionalProperties":  {holds: holdsOne, set: func(t *term) { t.n.additional = t.sub(t.at()) }},
+	"propertyNames":         {holds: holdsOne, set: func(t *term) { t.n.names = t.sub(t.at()) }},
+	"minProperties":         {set: func(t *term) { t.n.minMembers = t.count() }},
+	"maxProperties":         {set: func(t *term) { t.n.maxMembers = t.count() }},
+	"dependentRequired":     {only: in2020, set: (*term).dependencies},
+	"dependentSchemas":      {only: in2020, holds: holdsNamed, set: (*term).dependencies},
+	"dependencies":          {holds: holdsNamed, set: (*term).dependencies},
+	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t *term) { t.n.restProps = t.sub(t.at()) }},
 
-	"allOf": {holds: holdsOne, set: func(t term) { t.n.all = append(t.n.all, t.schemas()...) }},
-	"anyOf": {holds: holdsOne, set: func(t term) { t.n.any = t.schemas() }},
-	"oneOf": {holds: holdsOne, set: func(t term) { t.n.one = t.schemas() }},
-	"not":   {holds: holdsOne, set: func(t term) { t.n.not = t.sub(t.at()) }},
-	"if":    {holds: holdsOne, set: func(t term) { t.n.cond = t.sub(t.at()) }},
-	"then":  {holds: holdsOne, set: func(t term) { t.n.then = t.sub(t.at()) }},
-	"else":  {holds: holdsOne, set: func(t term) { t.n.els = t.sub(t.at()) }},
+	"allOf": {holds: holdsOne, set: func(t *term) { t.n.all = append(t.n.all, t.schemas()...) }},
+	"anyOf": {holds: holdsOne, set: func(t *term) { t.n.any = t.schemas() }},
+	"oneOf": {holds: holdsOne, set: func(t *term) { t.n.one = t.schemas() }},
+	"not":   {holds: holdsOne, set: func(t *term) { t.n.not = t.sub(t.at()) }},
+	"if":    {holds: holdsOne, set: func(t *term) { t.n.cond = t.sub(t.at()) }},
+	"then":  {holds: holdsOne, set: func(t *term) { t.n.then = t.sub(t.at()) }},
+	"else":  {holds: holdsOne, set: func(t *term) { t.n.els = t.sub(t.at()) }},
 }
 
 // want fails unless a keyword has the shape it must have: otherwise what its author meant cannot be
 // told, and no meaning is invented.
-func (t term) want(ok bool, shape string) {
+func (t *term) want(ok bool, shape string) {
 	if !ok {
 		t.fail("keyword-shape", t.at().ptr, "want "+shape)
 	}
 }
 
-func as[T any](t term, shape string) T {
+func as[T any](t *term, shape string) T {
 	v, ok := t.raw.(T)
 	t.want(ok, shape)
 	return v
 }
 
-func (t term) number() *decimal {
+func (t *term) number() *decimal {
 	d, ok := parseDecimal(string(as[json.Number](t, "a number")))
 	if !ok {
 		t.fail("number-range", t.at().ptr, "too many digits")
@@ -633,7 +619,7 @@ func (t term) number() *decimal {
 }
 
 // count returns a size. One beyond an int is as good as the largest int.
-func (t term) count() int {
+func (t *term) count() int {
 	d := t.number()
 	if t.want(d.sign >= 0 && d.low >= 0, "an integer of at least 0"); d.top > 17 {
 		return math.MaxInt
@@ -641,30 +627,27 @@ func (t term) count() int {
 	return int(min(d.mod(d.low, math.MaxInt64), math.MaxInt))
 }
 
-func (t term) types() {
-	t.n.types = 0
+func (t *term) types() {
 	list, ok := t.raw.([]any)
 	if !ok {
-		t.addType(t.raw)
+		list = []any{t.raw}
 	}
+	t.n.types = 0
 	for _, v := range list {
-		t.addType(v)
+		name, _ := v.(string)
+		i := slices.Index(kindNames[:], name)
+		t.want(i >= 0, "the name of a JSON type")
+		if t.n.types |= 1 << i; name == "number" {
+			t.n.types |= kindNumeric
+		}
 	}
 	t.want(t.n.types != 0, "at least one type")
+	t.n.admits &= t.n.types
 }
 
-func (t term) addType(v any) {
-	name, _ := v.(string)
-	i := slices.Index(kindNames[:], name)
-	t.want(i >= 0, "the name of a JSON type")
-	if t.n.types |= 1 << i; name == "number" {
-		t.n.types |= kindNumeric
-	}
-}
-
-func (t term) choice(values []any) *choice {
+func (t *term) choice(values []any) *choice {
 	t.bound(len(values), t.values, "schema-enum", t.at().ptr)
-	e := &choice{values: values, texts: map[string]bool{}}
+	e := &choice{values: values, texts: map[string]bool{}, forms: map[string]bool{}}
 	c := checker{left: math.MaxInt, deepest: t.nesting}
 	for _, v := range values {
 		if e.kinds |= kindOf(v); e.kinds&kindNumeric != 0 {
@@ -672,39 +655,36 @@ func (t term) choice(values []any) *choice {
 		}
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
-			continue
-		}
-		if e.forms == nil {
-			e.forms = map[string]bool{}
-		}
-		if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
+		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
 			t.fail("number-range", t.at().ptr, "too many digits")
 		}
 	}
+	t.n.admits &= e.kinds
 	return e
 }
 
 // format holds a format, or notes that it does not.
-func (t term) format() {
-	f, known := schemaFormats[as[string](t, "a string")]
-	if !known || !t.assertFormat {
-		t.part(t.at(), "format", map[bool]string{true: "annotation", false: "not known"}[known], !t.assertFormat)
+func (t *term) format() {
+	name := as[string](t, "a string")
+	f, known := schemaFormats[name]
+	if !known {
+		t.part(t.at(), "format", "not known", !t.assertFormat)
+		return
 	}
-	if known {
-		t.n.formatName = t.raw.(string)
+	t.n.formatName = name
+	if !t.assertFormat {
+		t.part(t.at(), "format", "annotation", true)
+		return
 	}
-	if known && t.assertFormat {
-		t.n.rules++
-		t.n.check = f.check
-		re := "^(?:" + f.grammar + ")$"
-		if t.grammars[re] == nil {
-			t.grammars[re], _ = newPattern(re, re, t.patternSize)
-		}
-		t.n.format = t.grammars[re]
+	t.n.rules++
+	t.n.check = f.check
+	if t.grammars[name] == nil {
+		t.grammars[name], _ = compilePattern("^(?:"+f.grammar+")$", 4<<10, t.patternSize)
 	}
+	t.n.format = t.grammars[name]
 }
 
-func (t term) schemas() []*node {
+func (t *term) schemas() []*node {
 	list := as[[]any](t, "an array of schemas")
 	t.want(len(list) > 0 || t.name == "items", "at least one schema")
 	t.bound(len(list), t.branches, "schema-branches", t.at().ptr)
@@ -716,7 +696,7 @@ func (t term) schemas() []*node {
 }
 
 // items compiles items and additionalItems, in the meaning of either dialect.
-func (t term) items() {
+func (t *term) items() {
 	_, tuple := t.m["items"].([]any)
 	if tuple = tuple && (t.draft7 || !t.declared); tuple && t.name == "items" {
 		t.n.prefix = t.schemas()
@@ -726,14 +706,14 @@ func (t term) items() {
 }
 
 // members calls f for the members of an object, by name.
-func (t term) members(f func(name string, at place)) {
+func (t *term) members(f func(name string, at place)) {
 	m, at := as[map[string]any](t, "an object"), t.at()
 	for _, name := range keysOf(m) {
 		f(name, at.to(m[name], name))
 	}
 }
 
-func (t term) names(raw any) (names []string) {
+func (t *term) names(raw any) (names []string) {
 	list, ok := raw.([]any)
 	t.want(ok, "an array of strings")
 	for _, v := range list {
@@ -744,13 +724,13 @@ func (t term) names(raw any) (names []string) {
 	return names
 }
 
-func (t term) properties() {
+func (t *term) properties() {
 	m := as[map[string]any](t, "an object")
 	t.n.props = make([]property, 0, len(m))
 	t.members(func(name string, at place) { t.n.props = append(t.n.props, property{name: name, node: t.sub(at)}) })
 }
 
-func (t term) required() { // after properties, by name
+func (t *term) required() { // after properties, by name
 	names := t.names(t.raw)
 	slices.Sort(names)
 	var undeclared []property
@@ -777,7 +757,7 @@ func (n *node) declared(name string) *node {
 	return nil
 }
 
-func (t term) patternProperties() {
+func (t *term) patternProperties() {
 	t.members(func(name string, at place) {
 		if p, sub := t.regexp(at, name), t.sub(at); p != nil {
 			t.n.patterns = append(t.n.patterns, patternProperty{p, sub})
@@ -787,7 +767,7 @@ func (t term) patternProperties() {
 	})
 }
 
-func (t term) dependencies() {
+func (t *term) dependencies() {
 	t.members(func(name string, at place) {
 		d := dependency{name: name}
 		if _, isList := at.raw.([]any); isList && t.name != "dependentSchemas" || t.name == "dependentRequired" {
@@ -800,7 +780,7 @@ func (t term) dependencies() {
 }
 
 // regexp compiles a pattern. It is nil if the pattern cannot be held.
-func (t term) regexp(at place, text string) *pattern {
+func (t *term) regexp(at place, text string) *pattern {
 	p, ok := t.regexps[text]
 	if ok && p != nil {
 		return p
@@ -1069,7 +1049,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 			if known++; p.node.rules > 0 && !c.child(p.node, x, p.name) {
 				return false
 			}
-		} else if !has && p.required && !c.absent(n, "required", p.name, "") {
+		} else if !has && p.required && !c.miss(n, "required", nil, p.name) {
 			return false
 		}
 	}
@@ -1086,7 +1066,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 		}
 		c.left -= len(d.names) >> 2
 		for _, name := range d.names {
-			if _, has := v[name]; !has && !c.absent(n, "dependentRequired", name, d.name) {
+			if _, has := v[name]; !has && !c.miss(n, "dependentRequired", nil, name, d.name) {
 				return false
 			}
 		}
@@ -1126,7 +1106,7 @@ func (c *checker) member(n *node, name string, x any) bool {
 			}
 		}
 	}
-	if n.names != nil && !c.named(n.names, name) && !c.misnamed(n, name) {
+	if n.names != nil && !c.named(n.names, name) && !c.miss(n, "propertyNames", nil, name) {
 		return false
 	}
 	return known || n.additional == nil || n.open || c.extra(n, "additionalProperties", n.additional, name, x)

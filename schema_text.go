@@ -236,13 +236,18 @@ func (c *checker) note(n *node, kw, member, want, got string) bool {
 	return c.left >= 0 && !c.ex.more
 }
 
-// miss notes that x does not fit a keyword of n.
-func (c *checker) miss(n *node, kw string, x any) bool {
+// miss notes that x does not fit a keyword of n, or that there is something about a member: the first of
+// the names.
+func (c *checker) miss(n *node, kw string, x any, names ...string) bool {
 	if c.ex == nil {
 		return false
 	}
-	want, got := c.ex.phrase(n, kw, x)
-	return c.note(n, kw, "", want, got)
+	member := ""
+	if names != nil && (c.ex.quote || kw == "required" || kw == "dependentRequired") { // other names are the result's own
+		member = names[0]
+	}
+	want, got := c.phrase(n, kw, x, names)
+	return c.note(n, kw, member, want, got)
 }
 
 // pair notes two items, or two shapes, of which there may be but one.
@@ -257,42 +262,18 @@ func (c *checker) pair(n *node, kw string, i, j int) bool {
 	return c.note(n, kw, "", want, "")
 }
 
-// absent notes a member that is not there, at the place where it should be.
-func (c *checker) absent(n *node, kw, name, because string) bool {
-	if c.ex == nil {
-		return false
-	}
-	want := "required, missing"
-	if kw == "dependentRequired" && c.ex.quote {
-		want = "needed because " + quoteText(because) + " is given"
-	} else if kw == "dependentRequired" {
-		want = "needed because of another member"
-	} else if sub := n.declared(name); sub != nil && sub.admits != kindAny {
-		want = "required " + sub.admits.String() + ", missing"
-	}
-	return c.note(n, kw, name, want, "")
-}
-
-func (c *checker) misnamed(n *node, name string) bool {
-	if c.ex == nil {
-		return false
-	} else if !c.ex.quote {
-		return c.note(n, "propertyNames", "", "an allowed name", "")
-	}
-	kw := "type" // the usual suspects, in one phrase
-	if n.names.pattern != nil {
-		kw = "pattern"
-	}
-	want, _ := c.ex.phrase(n.names, kw, name)
-	return c.note(n, "propertyNames", name, "as its name "+want, quoteText(name))
-}
-
 // extra checks a member that nothing declares.
 func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool {
-	if sub.types != 0 || c.ex == nil {
-		return c.child(sub, x, name)
-	} else if !c.ex.quote { // the name is the server's
-		return c.note(n, kw, "", "no member of this name", "")
+	if sub.types == 0 {
+		return c.miss(n, kw, x, name)
+	}
+	return c.child(sub, x, name)
+}
+
+// unknown words what is said of a member that may not be.
+func (c *checker) unknown(n *node, name string) string {
+	if !c.ex.quote {
+		return "no member of this name"
 	}
 	var known []string
 	for i := 0; i < len(n.props) && c.left >= 0; i++ {
@@ -301,15 +282,14 @@ func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool 
 			continue
 		}
 		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
-			return c.note(n, kw, name, "unknown argument (did you mean "+quoteText(p.name)+"?)", "")
+			return "unknown argument (did you mean " + quoteText(p.name) + "?)"
 		}
 		known = append(known, p.name)
 	}
-	want := "unknown argument"
-	if len(known) > 0 {
-		want += "; known: " + listText(known, 12, quoteText)
+	if known == nil {
+		return "unknown argument"
 	}
-	return c.note(n, kw, name, want, "")
+	return "unknown argument; known: " + listText(known, 12, quoteText)
 }
 
 // unfit explains a union that nothing fits by its nearest branch alone: the one whose tag matches, else
@@ -347,7 +327,11 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 	return c.left >= 0 && !ex.more
 }
 
+// admitted returns the types that one of the schemas admits, if there are any.
 func admitted(group []*node) (k kinds) {
+	if group == nil {
+		return kindAny
+	}
 	for _, s := range group {
 		k |= s.admits
 	}
@@ -380,8 +364,30 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 }
 
 // phrase words what a keyword wants and what it got.
-func (e *explainer) phrase(n *node, kw string, x any) (want, got string) {
+func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got string) {
 	switch kw {
+	case "required":
+		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny {
+			return "required " + sub.admits.String() + ", missing", ""
+		}
+		return "required, missing", ""
+	case "dependentRequired":
+		if c.ex.quote {
+			return "needed because " + quoteText(names[1]) + " is given", ""
+		}
+		return "needed because of another member", ""
+	case "additionalProperties", "unevaluatedProperties":
+		return c.unknown(n, names[0]), ""
+	case "propertyNames":
+		if !c.ex.quote {
+			return "an allowed name", ""
+		}
+		kw = "type" // the usual suspects, in one phrase
+		if n.names.pattern != nil {
+			kw = "pattern"
+		}
+		want, _ = c.phrase(n.names, kw, names[0], nil)
+		return "as its name " + want, quoteText(names[0])
 	case "minLength", "maxLength":
 		return spanText(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
 	case "minItems", "maxItems":
@@ -390,20 +396,18 @@ func (e *explainer) phrase(n *node, kw string, x any) (want, got string) {
 		return spanText(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
 	case "contains":
 		return spanText(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
-	case "not":
-		return "not allowed here", ""
 	case "format":
-		return n.formatName + " such as " + schemaFormats[n.formatName].sample, e.value(x, false)
+		return n.formatName + " such as " + schemaFormats[n.formatName].sample, c.ex.value(x, false)
 	case "pattern":
-		if e.quote {
-			return "text matching " + quoteText(n.pattern.text), e.value(x, false)
+		if c.ex.quote {
+			return "text matching " + quoteText(n.pattern.text), c.ex.value(x, false)
 		}
-		return "text matching the pattern", e.value(x, false)
+		return "text matching the pattern", c.ex.value(x, false)
 	}
-	if n.types == 0 {
+	if kw == "not" || n.types == 0 {
 		return "not allowed here", ""
 	}
-	return e.wants(n), e.value(x, kw == "type")
+	return c.ex.wants(n), c.ex.value(x, kw == "type")
 }
 
 // wants describes what a node takes: its choices, or its types with their bounds.
@@ -721,16 +725,9 @@ func compilePattern(text string, longest, largest int) (*pattern, error) {
 	if len(text) > longest {
 		return nil, errors.New("pattern too long")
 	}
-	if re, ok := translatePattern(text); ok {
-		return newPattern(re, text, largest)
-	}
-	return nil, errPattern
-}
-
-// newPattern compiles re, RE2's spelling of text, if the program is not too large.
-func newPattern(re, text string, largest int) (*pattern, error) {
+	re, ok := translatePattern(text)
 	tree, err := syntax.Parse(re, syntax.Perl)
-	if err != nil {
+	if !ok || err != nil {
 		return nil, errPattern
 	}
 	size, ranges := programSize(tree)
@@ -878,7 +875,7 @@ var schemaFormats = map[string]struct {
 	"ipv6":          {"2001:db8::1", `[0-9A-Fa-f:.]+`, func(s string) bool { a, _ := netip.ParseAddr(s); return a.Is6() }},
 	"hostname":      {"example.com", reHost, func(s string) bool { return len(s) <= 253 }},
 	"json-pointer":  {"/a/0", `(/([^~/]|~[01])*)*`, nil},
-	"regex":         {"^a+$", `(?s:.{0,1000})`, isRegexp}, // a long program, for what the check costs
+	"regex":         {"^a+$", `[^]{0,1000}`, isRegexp}, // a long program, for what the check costs
 }
 
 func isDate(s string) bool {
@@ -1101,10 +1098,7 @@ func cutAt(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
 // quoteText is s as a JSON string, cut; what cannot be seen is escaped.
@@ -1143,10 +1137,8 @@ func quoteValue(x any) string {
 	switch v := x.(type) {
 	case string:
 		return quoteText(v)
-	case json.Number:
-		return cutAt(string(v), maxQuote)
-	case bool:
-		return strconv.FormatBool(v)
+	case json.Number, bool:
+		return cutAt(fmt.Sprint(v), maxQuote)
 	}
 	return kindOf(x).String()
 }
