@@ -218,6 +218,7 @@ type compiler struct {
 	programs int                 // their weights together
 	grammars map[string]*pattern // of formats
 	partial  []unchecked
+	terms    []*term // by depth, to be used again
 }
 
 // A place is a value in the document.
@@ -232,7 +233,7 @@ func (p place) to(raw any, token string) place {
 	if len(p.ptr) > maxPointer {
 		panic(&SchemaError{"schema-size", cutAt(p.ptr, maxPath), "the names around it are too long"})
 	}
-	return place{raw, p.ptr + "/" + escapeToken.Replace(token), p.base, p.depth}
+	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
 func (c *compiler) fail(reason, ptr, detail string) {
@@ -341,7 +342,11 @@ func (c *compiler) fill(n *node, at place) {
 	if c.draft7 && slices.Contains(names, "$ref") { // its siblings have no meaning there
 		names = []string{"$ref"}
 	}
-	t := &term{compiler: c, n: n, m: m, in: at}
+	if at.depth > len(c.terms) {
+		c.terms = append(c.terms, new(term))
+	}
+	t := c.terms[at.depth-1]
+	*t = term{compiler: c, n: n, m: m, in: at}
 	for _, name := range names {
 		kw := c.keywords[name]
 		if kw.only == in2020 && c.draft7 || kw.only == tuples && c.declared && !c.draft7 {
@@ -406,7 +411,7 @@ func (c *compiler) lookup(at place) place {
 	}
 	if strings.HasPrefix(frag, "/") {
 		for token := range strings.SplitSeq(frag[1:], "/") {
-			to, found = c.step(to, unescapeToken.Replace(token), found)
+			to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"), found)
 		}
 	} else if frag != "" {
 		to, found = c.index[uri+"#"+frag]
@@ -628,21 +633,25 @@ func (t *term) count() int {
 }
 
 func (t *term) types() {
-	list, ok := t.raw.([]any)
-	if !ok {
-		list = []any{t.raw}
-	}
 	t.n.types = 0
-	for _, v := range list {
-		name, _ := v.(string)
-		i := slices.Index(kindNames[:], name)
-		t.want(i >= 0, "the name of a JSON type")
-		if t.n.types |= 1 << i; name == "number" {
-			t.n.types |= kindNumeric
+	if list, ok := t.raw.([]any); ok {
+		for _, v := range list {
+			t.addType(v)
 		}
+	} else {
+		t.addType(t.raw)
 	}
 	t.want(t.n.types != 0, "at least one type")
 	t.n.admits &= t.n.types
+}
+
+func (t *term) addType(v any) {
+	name, _ := v.(string)
+	i := slices.Index(kindNames[:], name)
+	t.want(i >= 0, "the name of a JSON type")
+	if t.n.types |= 1 << i; name == "number" {
+		t.n.types |= kindNumeric
+	}
 }
 
 func (t *term) choice(values []any) *choice {
