@@ -189,11 +189,11 @@ type choice struct {
 // compileSchema compiles a schema. The error is a [*SchemaError].
 func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			var ok bool
-			if err, ok = r.(*SchemaError); !ok {
-				panic(r)
-			}
+		r := recover()
+		if refusal, ok := r.(*SchemaError); ok {
+			err = refusal
+		} else if r != nil {
+			panic(r)
 		}
 	}()
 	o.schemaLimits = o.withDefaults()
@@ -202,7 +202,7 @@ func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 	return c.compile(raw), nil
 }
 
-// A compiler is the state of one compilation. Its methods panic with a [*SchemaError], which
+// A compiler is the state of one compilation. What it refuses, it panics with, as a [*SchemaError];
 // compileSchema recovers.
 type compiler struct {
 	schemaOptions
@@ -231,39 +231,41 @@ type place struct {
 // to steps down the document, while the way there is of a length that can be told.
 func (p place) to(raw any, token string) place {
 	if len(p.ptr) > maxPointer {
-		panic(&SchemaError{"schema-size", cutAt(p.ptr, maxPath), "the names around it are too long"})
+		refuse("schema-size", p.ptr, "the names around it are too long")
 	}
 	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
-func (c *compiler) fail(reason, ptr, detail string) {
+// refuse ends a compilation.
+func refuse(reason, ptr, detail string) {
 	panic(&SchemaError{reason, cutAt(ptr, maxPath), detail})
 }
 
-func (c *compiler) bound(n, most int, reason, ptr string) {
+// bound refuses more than there may be.
+func bound(n, most int, reason, ptr string) {
 	if n > most {
-		c.fail(reason, ptr, fmt.Sprintf("%d, at most %d", n, most))
+		refuse(reason, ptr, fmt.Sprintf("%d, at most %d", n, most))
 	}
 }
 
 // part notes a keyword that is not held.
 func (c *compiler) part(at place, kw, why string, annotation bool) {
 	if c.strict && !annotation {
-		c.fail("unchecked", at.ptr, kw+": "+why)
+		refuse("unchecked", at.ptr, kw+": "+why)
 	}
 	c.partial = append(c.partial, unchecked{cutAt(at.ptr, maxPath), kw, why})
 }
 
 func (c *compiler) compile(raw []byte) *schema {
-	c.bound(len(raw), c.text, "schema-size", "")
+	bound(len(raw), c.text, "schema-size", "")
 	r := valueReader{b: raw}
 	if json.Valid(raw) {
 		c.doc = r.value()
 	}
-	c.bound(r.deepest, c.nesting, "schema-depth", "")
+	bound(r.deepest, c.nesting, "schema-depth", "")
 	m, isMap := c.doc.(map[string]any)
 	if _, isBool := c.doc.(bool); !isMap && !isBool {
-		c.fail("not-json", "", "the schema is no JSON object or boolean")
+		refuse("not-json", "", "the schema is no JSON object or boolean")
 	}
 	if d, ok := m["$schema"]; ok {
 		c.draft7, c.declared = c.dialect(d, ""), true
@@ -278,7 +280,7 @@ func (c *compiler) compile(raw []byte) *schema {
 	s := &schema{root: root, limits: c.schemaLimits, partial: c.partial}
 	if !c.anyRoot && root.types != kindObject { // a root that does not say so is odd, and harmless
 		if root.types&kindObject == 0 {
-			c.fail("root-type", "", "the root does not admit an object")
+			refuse("root-type", "", "the root does not admit an object")
 		}
 		s.root = &node{types: kindObject, admits: kindObject, maxMembers: math.MaxInt, inPlace: true, all: []*node{root}}
 	}
@@ -296,14 +298,14 @@ func (c *compiler) dialect(v any, ptr string) bool {
 		return true
 	case "https://json-schema.org/draft/2020-12/schema":
 	default:
-		c.fail("dialect", ptr+"/$schema", "neither 2020-12 nor draft-07: "+quoteValue(v))
+		refuse("dialect", ptr+"/$schema", "neither 2020-12 nor draft-07: "+quoteValue(v))
 	}
 	return false
 }
 
 func (c *compiler) newNode(at place) *node {
-	c.bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
-	c.bound(at.depth, c.depth, "schema-depth", at.ptr)
+	bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
+	bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
 	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
@@ -335,7 +337,7 @@ func (c *compiler) fill(n *node, at place) {
 	if at.raw == false {
 		n.types, n.admits, n.rules = 0, 0, 1
 	} else if at.raw != true && !isMap {
-		c.fail("keyword-shape", at.ptr, "want a schema: an object or a boolean")
+		refuse("keyword-shape", at.ptr, "want a schema: an object or a boolean")
 	}
 	at.base = c.enter(m, at)
 	names := keysOf(m)
@@ -349,7 +351,7 @@ func (c *compiler) fill(n *node, at place) {
 	*t = term{compiler: c, n: n, m: m, in: at}
 	for _, name := range names {
 		kw := c.keywords[name]
-		if kw.only == in2020 && c.draft7 || kw.only == tuples && c.declared && !c.draft7 {
+		if kw.in2020 && c.draft7 || kw.inTuples && c.declared && !c.draft7 {
 			continue
 		}
 		if t.name, t.raw = name, m[name]; kw.set != nil {
@@ -371,11 +373,11 @@ func (c *compiler) enter(m map[string]any, at place) string {
 		return at.base
 	}
 	if d, ok := m["$schema"]; ok && at.ptr != "" && c.dialect(d, at.ptr) != c.draft7 {
-		c.fail("dialect", at.ptr+"/$schema", "another dialect inside the document")
+		refuse("dialect", at.ptr+"/$schema", "another dialect inside the document")
 	}
 	uri, _, ok := resolveURI(at.base, id)
 	if !ok {
-		c.fail("keyword-shape", at.ptr+"/$id", "want a URI")
+		refuse("keyword-shape", at.ptr+"/$id", "want a URI")
 	}
 	return uri
 }
@@ -386,9 +388,9 @@ func (c *compiler) ref(at place, seen ...string) *node {
 	m, _ := to.raw.(map[string]any)
 	if next, more := m["$ref"]; c.memo[to.ptr] == nil && more && (c.draft7 || len(m) == 1) {
 		if slices.Contains(seen, to.ptr) {
-			c.fail("ref-cycle", at.ptr, "the reference leads back to itself")
+			refuse("ref-cycle", at.ptr, "the reference leads back to itself")
 		}
-		c.bound(len(seen)+1, c.hops, "ref-depth", at.ptr)
+		bound(len(seen)+1, c.hops, "ref-depth", at.ptr)
 		c.memo[to.ptr] = c.ref(to.to(next, "$ref"), append(seen, to.ptr)...) // nobody need go this way again
 	}
 	return c.target(to)
@@ -398,7 +400,7 @@ func (c *compiler) ref(at place, seen ...string) *node {
 func (c *compiler) lookup(at place) place {
 	text, ok := at.raw.(string)
 	if !ok {
-		c.fail("keyword-shape", at.ptr, "want a string")
+		refuse("keyword-shape", at.ptr, "want a string")
 	}
 	if c.index == nil {
 		c.index = map[string]place{"": {raw: c.doc}}
@@ -407,7 +409,7 @@ func (c *compiler) lookup(at place) place {
 	uri, frag, ok := resolveURI(at.base, text)
 	to, found := c.index[uri]
 	if !found || !ok {
-		c.fail("remote-ref", at.ptr, "not in this document: "+quoteText(text))
+		refuse("remote-ref", at.ptr, "not in this document: "+quoteText(text))
 	}
 	if strings.HasPrefix(frag, "/") {
 		for token := range strings.SplitSeq(frag[1:], "/") {
@@ -417,7 +419,7 @@ func (c *compiler) lookup(at place) place {
 		to, found = c.index[uri+"#"+frag]
 	}
 	if !found {
-		c.fail("unresolved-ref", at.ptr, "nothing is there: "+quoteText(text))
+		refuse("unresolved-ref", at.ptr, "nothing is there: "+quoteText(text))
 	}
 	return to
 }
@@ -449,7 +451,7 @@ func (c *compiler) scan(at place) {
 		}
 	}
 	for kw, v := range m {
-		c.keywords[kw].holds.each(at.to(v, kw), func(at place, _ string) { c.scan(at) })
+		c.keywords[kw].each(at.to(v, kw), func(at place, _ string) { c.scan(at) })
 	}
 }
 
@@ -457,13 +459,13 @@ func (c *compiler) scan(at place) {
 // value again can never answer. A cycle that goes down a level of the value is how trees are described.
 func (c *compiler) measure(n *node) int {
 	if n.height < 0 {
-		c.fail("ref-cycle", n.path, "the schema applies to a value through itself")
+		refuse("ref-cycle", n.path, "the schema applies to a value through itself")
 	} else if n.height == 0 {
 		n.height = 1
 		if n.inPlace || n.needs != nil {
 			n.height = -1
 			n.height = 1 + c.highest(n)
-			c.bound(n.height, maxInPlace, "ref-depth", n.path)
+			bound(n.height, maxInPlace, "ref-depth", n.path)
 		}
 	}
 	return n.height
@@ -501,41 +503,24 @@ func (t *term) at() place { return t.in.to(t.raw, t.name) }
 
 // A keyword either asserts something (set) or is noted. Others are annotations.
 type keyword struct {
-	only      dialects
-	holds     holder
-	set, note func(*term)
+	in2020, inTuples bool // who knows it, if not everybody: 2020-12; draft-07, and who names no dialect, as older servers do not
+	holds, holdsMany bool // subschemas: a schema or an array of them; an object of schemas
+	set, note        func(*term)
 }
 
-// dialects say who knows a keyword, if not everybody.
-type dialects uint8
-
-const (
-	in2020 dialects = iota + 1
-	tuples          // draft-07, and schemas that do not say, as older servers do not
-)
-
-// holder says which subschemas a keyword holds.
-type holder uint8
-
-const (
-	holdsOne   holder = iota + 1 // a schema, or an array of them
-	holdsNamed                   // an object of schemas
-)
-
 // each calls f for the subschemas of a keyword at a place, with their names.
-func (h holder) each(at place, f func(at place, name string)) {
+func (kw keyword) each(at place, f func(at place, name string)) {
 	switch v := at.raw.(type) {
 	case map[string]any:
-		if h == holdsOne {
+		if kw.holds {
 			f(at, "")
-		}
-		for _, name := range keysOf(v) {
-			if h == holdsNamed {
+		} else if kw.holdsMany {
+			for _, name := range keysOf(v) {
 				f(at.to(v[name], name), name)
 			}
 		}
 	case []any:
-		for i := 0; i < len(v) && h == holdsOne; i++ {
+		for i := 0; i < len(v) && kw.holds; i++ {
 			f(at.to(v[i], strconv.Itoa(i)), "")
 		}
 	}
@@ -546,14 +531,14 @@ var schemaKeywords = map[string]keyword{
 	"$ref":             {set: func(t *term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
 	"$id":              {note: func(t *term) { as[string](t, "a string") }},
 	"$anchor":          {note: func(t *term) { as[string](t, "a string") }},
-	"$dynamicRef":      {only: in2020, note: func(t *term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$recursiveRef":    {only: in2020, note: func(t *term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$vocabulary":      {only: in2020, note: func(t *term) { t.fail("vocabulary", t.at().ptr, "not supported") }},
-	"$defs":            {holds: holdsNamed},
-	"definitions":      {holds: holdsNamed},
+	"$dynamicRef":      {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
+	"$recursiveRef":    {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
+	"$vocabulary":      {in2020: true, note: func(t *term) { refuse("vocabulary", t.at().ptr, "not supported") }},
+	"$defs":            {holdsMany: true},
+	"definitions":      {holdsMany: true},
 	"contentEncoding":  {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
 	"contentMediaType": {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentSchema":    {only: in2020, note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentSchema":    {in2020: true, note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
 	"format":           {note: (*term).format},
 
 	"type":  {set: (*term).types},
@@ -569,43 +554,43 @@ var schemaKeywords = map[string]keyword{
 	"exclusiveMaximum": {set: func(t *term) { t.n.below = t.number() }},
 	"multipleOf":       {set: func(t *term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
 
-	"items":            {holds: holdsOne, set: (*term).items},
-	"additionalItems":  {only: tuples, holds: holdsOne, set: (*term).items},
-	"prefixItems":      {only: in2020, holds: holdsOne, set: func(t *term) { t.n.prefix = t.schemas() }},
-	"contains":         {holds: holdsOne, set: func(t *term) { t.n.contains = t.sub(t.at()) }},
-	"minContains":      {only: in2020, set: func(t *term) { t.n.minContains = t.count() }},
-	"maxContains":      {only: in2020, set: func(t *term) { t.n.maxContains = t.count() }},
+	"items":            {holds: true, set: (*term).items},
+	"additionalItems":  {inTuples: true, holds: true, set: (*term).items},
+	"prefixItems":      {in2020: true, holds: true, set: func(t *term) { t.n.prefix = t.schemas() }},
+	"contains":         {holds: true, set: func(t *term) { t.n.contains = t.sub(t.at()) }},
+	"minContains":      {in2020: true, set: func(t *term) { t.n.minContains = t.count() }},
+	"maxContains":      {in2020: true, set: func(t *term) { t.n.maxContains = t.count() }},
 	"minItems":         {set: func(t *term) { t.n.minItems = t.count() }},
 	"maxItems":         {set: func(t *term) { t.n.maxItems = t.count() }},
 	"uniqueItems":      {set: func(t *term) { t.n.unique = as[bool](t, "a boolean") }},
-	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t *term) { t.n.restItems = t.sub(t.at()) }},
+	"unevaluatedItems": {in2020: true, holds: true, set: func(t *term) { t.n.restItems = t.sub(t.at()) }},
 
-	"properties":            {holds: holdsNamed, set: (*term).properties},
+	"properties":            {holdsMany: true, set: (*term).properties},
 	"required":              {set: (*term).required},
-	"patternProperties":     {holds: holdsNamed, set: (*term).patternProperties},
-	"additionalProperties":  {holds: holdsOne, set: func(t *term) { t.n.additional = t.sub(t.at()) }},
-	"propertyNames":         {holds: holdsOne, set: func(t *term) { t.n.names = t.sub(t.at()) }},
+	"patternProperties":     {holdsMany: true, set: (*term).patternProperties},
+	"additionalProperties":  {holds: true, set: func(t *term) { t.n.additional = t.sub(t.at()) }},
+	"propertyNames":         {holds: true, set: func(t *term) { t.n.names = t.sub(t.at()) }},
 	"minProperties":         {set: func(t *term) { t.n.minMembers = t.count() }},
 	"maxProperties":         {set: func(t *term) { t.n.maxMembers = t.count() }},
-	"dependentRequired":     {only: in2020, set: (*term).dependencies},
-	"dependentSchemas":      {only: in2020, holds: holdsNamed, set: (*term).dependencies},
-	"dependencies":          {holds: holdsNamed, set: (*term).dependencies},
-	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t *term) { t.n.restProps = t.sub(t.at()) }},
+	"dependentRequired":     {in2020: true, set: (*term).dependencies},
+	"dependentSchemas":      {in2020: true, holdsMany: true, set: (*term).dependencies},
+	"dependencies":          {holdsMany: true, set: (*term).dependencies},
+	"unevaluatedProperties": {in2020: true, holds: true, set: func(t *term) { t.n.restProps = t.sub(t.at()) }},
 
-	"allOf": {holds: holdsOne, set: func(t *term) { t.n.all = append(t.n.all, t.schemas()...) }},
-	"anyOf": {holds: holdsOne, set: func(t *term) { t.n.any = t.schemas() }},
-	"oneOf": {holds: holdsOne, set: func(t *term) { t.n.one = t.schemas() }},
-	"not":   {holds: holdsOne, set: func(t *term) { t.n.not = t.sub(t.at()) }},
-	"if":    {holds: holdsOne, set: func(t *term) { t.n.cond = t.sub(t.at()) }},
-	"then":  {holds: holdsOne, set: func(t *term) { t.n.then = t.sub(t.at()) }},
-	"else":  {holds: holdsOne, set: func(t *term) { t.n.els = t.sub(t.at()) }},
+	"allOf": {holds: true, set: func(t *term) { t.n.all = append(t.n.all, t.schemas()...) }},
+	"anyOf": {holds: true, set: func(t *term) { t.n.any = t.schemas() }},
+	"oneOf": {holds: true, set: func(t *term) { t.n.one = t.schemas() }},
+	"not":   {holds: true, set: func(t *term) { t.n.not = t.sub(t.at()) }},
+	"if":    {holds: true, set: func(t *term) { t.n.cond = t.sub(t.at()) }},
+	"then":  {holds: true, set: func(t *term) { t.n.then = t.sub(t.at()) }},
+	"else":  {holds: true, set: func(t *term) { t.n.els = t.sub(t.at()) }},
 }
 
 // want fails unless a keyword has the shape it must have: otherwise what its author meant cannot be
 // told, and no meaning is invented.
 func (t *term) want(ok bool, shape string) {
 	if !ok {
-		t.fail("keyword-shape", t.at().ptr, "want "+shape)
+		refuse("keyword-shape", t.at().ptr, "want "+shape)
 	}
 }
 
@@ -618,7 +603,7 @@ func as[T any](t *term, shape string) T {
 func (t *term) number() *decimal {
 	d, ok := parseDecimal(string(as[json.Number](t, "a number")))
 	if !ok {
-		t.fail("number-range", t.at().ptr, "too many digits")
+		refuse("number-range", t.at().ptr, "too many digits")
 	}
 	return &d
 }
@@ -655,7 +640,7 @@ func (t *term) addType(v any) {
 }
 
 func (t *term) choice(values []any) *choice {
-	t.bound(len(values), t.values, "schema-enum", t.at().ptr)
+	bound(len(values), t.values, "schema-enum", t.at().ptr)
 	e := &choice{values: values, texts: map[string]bool{}, forms: map[string]bool{}}
 	c := checker{left: math.MaxInt, deepest: t.nesting}
 	for _, v := range values {
@@ -665,7 +650,7 @@ func (t *term) choice(values []any) *choice {
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
 		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
-			t.fail("number-range", t.at().ptr, "too many digits")
+			refuse("number-range", t.at().ptr, "too many digits")
 		}
 	}
 	t.n.admits &= e.kinds
@@ -696,7 +681,7 @@ func (t *term) format() {
 func (t *term) schemas() []*node {
 	list := as[[]any](t, "an array of schemas")
 	t.want(len(list) > 0 || t.name == "items", "at least one schema")
-	t.bound(len(list), t.branches, "schema-branches", t.at().ptr)
+	bound(len(list), t.branches, "schema-branches", t.at().ptr)
 	nodes, at := make([]*node, len(list)), t.at()
 	for i, raw := range list {
 		nodes[i] = t.sub(at.to(raw, strconv.Itoa(i)))
@@ -801,8 +786,8 @@ func (t *term) regexp(at place, text string) *pattern {
 	if t.regexps[text] = p; p != nil {
 		t.programs += p.weight
 	}
-	t.bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
-	t.bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
+	bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
+	bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
 	return p
 }
 
@@ -815,22 +800,22 @@ func (c *compiler) collect(at place, path []string, reached bool, out *[]headerP
 		same := func(p headerParam) bool { return strings.EqualFold(p.Name, name) }
 		switch t := m["type"]; {
 		case !reached || len(path) == 0:
-			c.fail("x-mcp-header", at.ptr, "not on a property that is reached through properties alone")
+			refuse("x-mcp-header", at.ptr, "not on a property that is reached through properties alone")
 		case name == "" || strings.Trim(name, tokenChars) != "":
-			c.fail("x-mcp-header", at.ptr, "not a header name")
+			refuse("x-mcp-header", at.ptr, "not a header name")
 		case t != "string" && t != "integer" && t != "boolean":
-			c.fail("x-mcp-header", at.ptr, "the type must be string, integer or boolean")
+			refuse("x-mcp-header", at.ptr, "the type must be string, integer or boolean")
 		case slices.ContainsFunc(*out, same):
-			c.fail("x-mcp-header", at.ptr, "two arguments for one header")
+			refuse("x-mcp-header", at.ptr, "two arguments for one header")
 		}
 		*out = append(*out, headerParam{name, slices.Clone(path)})
 	}
 	for _, kw := range keysOf(m) {
 		word, known := c.keywords[kw]
 		if !known && kw != "default" && kw != "examples" {
-			word.holds = holdsOne // it has no business under a keyword that we do not know
+			word.holds = true // it has no business under a keyword that we do not know
 		}
-		word.holds.each(at.to(m[kw], kw), func(at place, name string) {
+		word.each(at.to(m[kw], kw), func(at place, name string) {
 			c.collect(at, append(path, name), reached && kw == "properties", out)
 		})
 	}
