@@ -411,9 +411,11 @@ func (c *compiler) lookup(at place) place {
 	if !found || !ok {
 		refuse("remote-ref", at.ptr, "not in this document: "+quoteText(text))
 	}
-	if strings.HasPrefix(frag, "/") {
-		for token := range strings.SplitSeq(frag[1:], "/") {
-			to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"), found)
+	if path, isPath := strings.CutPrefix(frag, "/"); isPath {
+		for token := range strings.SplitSeq(path, "/") {
+			if to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")); !found {
+				break
+			}
 		}
 	} else if frag != "" {
 		to, found = c.index[uri+"#"+frag]
@@ -424,16 +426,16 @@ func (c *compiler) lookup(at place) place {
 	return to
 }
 
-// step follows one token of a JSON Pointer, if those before were found.
-func (c *compiler) step(at place, token string, found bool) (place, bool) {
+// step follows one token of a JSON Pointer.
+func (c *compiler) step(at place, token string) (to place, found bool) {
 	m, _ := at.raw.(map[string]any)
 	at.base = c.enter(m, at)
-	next, ok := m[token]
+	next, found := m[token]
 	list, _ := at.raw.([]any)
 	if i, err := strconv.Atoi(token); err == nil && i >= 0 && i < len(list) {
-		next, ok = list[i], true
+		next, found = list[i], true
 	}
-	return at.to(next, token), ok && found
+	return at.to(next, token), found
 }
 
 // scan indexes the resources and anchors of a subschema.
@@ -618,25 +620,21 @@ func (t *term) count() int {
 }
 
 func (t *term) types() {
+	list, ok := t.raw.([]any)
+	if !ok {
+		list = []any{t.raw}
+	}
 	t.n.types = 0
-	if list, ok := t.raw.([]any); ok {
-		for _, v := range list {
-			t.addType(v)
+	for _, v := range list {
+		name, _ := v.(string)
+		i := slices.Index(kindNames[:], name)
+		t.want(i >= 0, "the name of a JSON type")
+		if t.n.types |= 1 << i; name == "number" {
+			t.n.types |= kindNumeric
 		}
-	} else {
-		t.addType(t.raw)
 	}
 	t.want(t.n.types != 0, "at least one type")
 	t.n.admits &= t.n.types
-}
-
-func (t *term) addType(v any) {
-	name, _ := v.(string)
-	i := slices.Index(kindNames[:], name)
-	t.want(i >= 0, "the name of a JSON type")
-	if t.n.types |= 1 << i; name == "number" {
-		t.n.types |= kindNumeric
-	}
 }
 
 func (t *term) choice(values []any) *choice {
@@ -1145,15 +1143,15 @@ func (c *checker) applied(n *node, x any) bool {
 
 // fits returns the first schema that x fits and, if asked, the second; -1 for none.
 func (c *checker) fits(group []*node, x any, both bool) (first, second int) {
-	first, second = -1, -1
-	for i := 0; i < len(group) && c.left >= 0 && (first < 0 || both && second < 0); i++ {
-		if !c.try(group[i], x) {
+	first = -1
+	for i, s := range group {
+		if !c.try(s, x) {
 			continue
-		} else if first < 0 {
-			first = i
-		} else {
-			second = i
+		} else if first >= 0 {
+			return first, i
+		} else if first = i; !both {
+			break
 		}
 	}
-	return first, second
+	return first, -1
 }

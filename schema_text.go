@@ -295,10 +295,11 @@ func (c *checker) unknown(n *node, name string) string {
 // unfit explains a union that nothing fits by its nearest branch alone: the one whose tag matches, else
 // whose type does, else the one with the fewest issues.
 func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
-	ex, depth, kind := c.ex, c.depth, kindOf(x)
+	ex, depth := c.ex, c.depth
 	if ex == nil || c.left < 0 {
 		return false
 	}
+	kind := kindOf(x)
 	near := slices.DeleteFunc(slices.Clone(group), func(s *node) bool { return s.admits&kind == 0 })
 	if len(near) == 0 {
 		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
@@ -348,15 +349,15 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 		}
 		for _, p := range s.props {
 			got, given := m[p.name].(string)
-			if c.left--; !given || p.node == nil || cmp.Or(p.node.con, p.node.enum) == nil {
+			if c.left--; !given || p.node == nil {
 				continue
 			}
-			e := cmp.Or(p.node.con, p.node.enum)
-			if e.texts[got] {
+			switch may := cmp.Or(p.node.con, p.node.enum); {
+			case may == nil:
+			case may.texts[got]:
 				return s, got, nil
-			}
-			if tag = cmp.Or(tag, p.name); tag == p.name {
-				values = append(values, e.values...)
+			case tag == "" || tag == p.name:
+				tag, values = p.name, append(values, may.values...)
 			}
 		}
 	}
@@ -615,42 +616,42 @@ type decimal struct {
 // parseDecimal reports whether text is a JSON number within maxDigits.
 func parseDecimal(text string) (d decimal, ok bool) {
 	d.text, d.sign = text, 1
-	i, e, n, first, last, point := 0, 0, 0, -1, -1, -1
-	if strings.HasPrefix(text, "-") {
-		i, d.sign = 1, -1
+	s, negative := strings.CutPrefix(text, "-")
+	if negative {
+		d.sign = -1
 	}
-	for ; i < len(text); i++ {
-		if b := text[i]; b == '.' && point < 0 && n > 0 {
-			point = i
-		} else if b < '0' || b > '9' {
-			break
-		} else if n++; b != '0' {
-			if last = i; first < 0 {
-				first = i
+	end, point, first, last := 0, -1, -1, -1 // places in s; first and last are of digits that are not 0
+	for ; end < len(s) && s[end]|0x20 != 'e'; end++ {
+		switch b := s[end]; {
+		case b == '.' && point < 0 && end > 0:
+			point = end
+		case b < '0' || b > '9':
+			return d, false
+		case b != '0':
+			if last = end; first < 0 {
+				first = end
 			}
 		}
 	}
+	e, err, n := 0, error(nil), end-1
 	if point < 0 {
-		point = i
+		point, n = end, end
 	}
-	if i < len(text) {
-		var err error
-		if e, err = strconv.Atoi(text[i+1:]); err != nil || text[i]|0x20 != 'e' {
-			return d, false
-		}
+	if end < len(s) {
+		e, err = strconv.Atoi(s[end+1:])
 	}
-	if n == 0 || n > maxDigits || e > maxDigits || e < -maxDigits {
+	if err != nil || n < 1 || n > maxDigits || e > maxDigits || e < -maxDigits {
 		return d, false
 	} else if first < 0 {
 		return decimal{text: text}, true
 	}
-	exponent := func(i int) int { // of the digit there
-		if i < point {
-			i++
+	exponent := func(place int) int {
+		if place < point {
+			place++
 		}
-		return point - i + e
+		return point - place + e
 	}
-	d.digits, d.top, d.low = text[first:last+1], exponent(first), exponent(last)
+	d.digits, d.top, d.low = s[first:last+1], exponent(first), exponent(last)
 	return d, true
 }
 
@@ -820,8 +821,9 @@ func translateEscape(p string, class bool) (out string, n int) {
 		return `\x` + p[2:max(end, 2)], end
 	case e == 'u':
 		r, ok := hexRune(p[2:])
-		if low, isPair := hexRune(strings.TrimPrefix(p[min(6, len(p)):], `\u`)); ok && isPair && r>>10 == 0xd8>>2 && low>>10 == 0xdc>>2 && p[6] == '\\' {
-			return fmt.Sprintf(`\x{%x}`, 0x10000+(r&0x3ff)<<10+low&0x3ff), 12
+		low, _ := strings.CutPrefix(p[min(6, len(p)):], `\u`)
+		if half, isHalf := hexRune(low); ok && isHalf && p[6] == '\\' && utf16.DecodeRune(r, half) != utf8.RuneError {
+			return fmt.Sprintf(`\x{%x}`, utf16.DecodeRune(r, half)), 12
 		} else if ok {
 			return fmt.Sprintf(`\x{%x}`, r), 6
 		}
@@ -837,9 +839,9 @@ func translateEscape(p string, class bool) (out string, n int) {
 	return "", 0
 }
 
-func hexRune(s string) (uint64, bool) {
+func hexRune(s string) (rune, bool) {
 	r, err := strconv.ParseUint(s[:min(4, len(s))], 16, 16)
-	return r, err == nil && len(s) >= 4
+	return rune(r), err == nil && len(s) >= 4
 }
 
 // Pieces of the grammars of RFC 3339, 3986 and 5321.
