@@ -146,20 +146,12 @@ type node struct {
 	patterns                     []patternProperty
 	additional, names, restProps *node
 	open                         bool // a pattern is not held, so no name is certainly additional
-	each                         bool // whether members that are not declared matter
+	others                       bool // whether members that are not declared matter
 	needs                        []dependency
 
 	inPlace              bool // whether any of these is set
 	all, any, one        []*node
 	not, cond, then, els *node
-}
-
-// item returns the schema of an item, nil if it may be anything.
-func (n *node) item(i int) *node {
-	if i < len(n.prefix) {
-		return n.prefix[i]
-	}
-	return n.items
 }
 
 type property struct {
@@ -177,6 +169,27 @@ type dependency struct {
 	name  string
 	names []string
 	node  *node
+}
+
+// find returns where a property is, or would be.
+func (n *node) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(n.props, name, func(p property, s string) int { return cmp.Compare(p.name, s) })
+}
+
+// declared returns the node of a property, nil if it is not declared.
+func (n *node) declared(name string) *node {
+	if i, ok := n.find(name); ok {
+		return n.props[i].node
+	}
+	return nil
+}
+
+// ofItem returns the node of an item, nil if it may be anything.
+func (n *node) ofItem(i int) *node {
+	if i < len(n.prefix) {
+		return n.prefix[i]
+	}
+	return n.items
 }
 
 // A choice is an enum or a const: its values, the texts among them, and canonical forms of the others.
@@ -332,6 +345,7 @@ func (c *compiler) sub(at place) *node {
 	return n
 }
 
+// fill compiles the schema at a place into n, keyword by keyword, in order of their names.
 func (c *compiler) fill(n *node, at place) {
 	m, isMap := at.raw.(map[string]any)
 	if at.raw == false {
@@ -362,7 +376,7 @@ func (c *compiler) fill(n *node, at place) {
 		}
 	}
 	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
-	n.each = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
+	n.others = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
 	n.inPlace = n.all != nil || n.any != nil || n.one != nil || n.not != nil || n.cond != nil
 }
 
@@ -637,6 +651,7 @@ func (t *term) types() {
 	t.n.admits &= t.n.types
 }
 
+// choice compiles an enum, or the one value of a const.
 func (t *term) choice(values []any) *choice {
 	bound(len(values), t.values, "schema-enum", t.at().ptr)
 	e := &choice{values: values, texts: map[string]bool{}, forms: map[string]bool{}}
@@ -676,6 +691,7 @@ func (t *term) format() {
 	t.n.format = t.grammars[name]
 }
 
+// schemas compiles an array of schemas.
 func (t *term) schemas() []*node {
 	list := as[[]any](t, "an array of schemas")
 	t.want(len(list) > 0 || t.name == "items", "at least one schema")
@@ -705,6 +721,7 @@ func (t *term) members(f func(name string, at place)) {
 	}
 }
 
+// names returns what must be an array of strings.
 func (t *term) names(raw any) (names []string) {
 	list, ok := raw.([]any)
 	t.want(ok, "an array of strings")
@@ -735,18 +752,6 @@ func (t *term) required() { // after properties, by name
 	}
 	t.n.props = append(t.n.props, undeclared...)
 	slices.SortFunc(t.n.props, func(p, q property) int { return cmp.Compare(p.name, q.name) })
-}
-
-func (n *node) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(n.props, name, func(p property, s string) int { return cmp.Compare(p.name, s) })
-}
-
-// declared returns the node of a property, nil if it is not declared.
-func (n *node) declared(name string) *node {
-	if i, ok := n.find(name); ok {
-		return n.props[i].node
-	}
-	return nil
 }
 
 func (t *term) patternProperties() {
@@ -976,7 +981,7 @@ func (c *checker) array(n *node, v []any, x any) bool {
 		return c.stop("nesting")
 	}
 	for i, x := range v {
-		sub := n.item(i)
+		sub := n.ofItem(i)
 		if sub == nil {
 			break
 		} else if sub.rules > 0 && !c.item(sub, x, i) {
@@ -1045,7 +1050,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 			return false
 		}
 	}
-	if n.each && (known < len(v) || n.patterns != nil || n.names != nil) && !c.members(n, v) {
+	if n.others && (known < len(v) || n.patterns != nil || n.names != nil) && !c.members(n, v) {
 		return false
 	}
 	c.left -= len(n.needs) >> 2

@@ -1,9 +1,9 @@
 package mcp
 
-// What schema.go reads and writes: equality and the unevaluated keywords; the numbers, patterns and
-// formats in a schema; and what is said about a value that does not fit, to a model and to the host,
-// with the repairs that may be made. Whatever comes from a schema is bounded and quoted here. The two
-// files refer to no other of the package.
+// The texts of schemas: values in a form that equal ones share; numbers, patterns and formats as they are
+// read; what is said of a value that does not fit, to a model and to the host, and the repairs that may be
+// made; names, cut and quoted, as whatever comes from a schema is. And, as they are long and few schemas
+// have them, the unevaluated keywords. The two files refer to no other of the package.
 
 import (
 	"bytes"
@@ -119,6 +119,7 @@ type marks struct {
 	names map[string]bool
 }
 
+// unevaluated checks what no schema in place has evaluated.
 func (c *checker) unevaluated(n *node, x any) bool {
 	list, _ := x.([]any)
 	members, _ := x.(map[string]any)
@@ -531,7 +532,7 @@ func (r *repairer) repair(n *node, x any, path string) any {
 	case []any:
 		list := slices.Clone(v)
 		for i := range list {
-			if sub := n.item(i); sub != nil {
+			if sub := n.ofItem(i); sub != nil {
 				list[i] = r.repair(sub, list[i], joinPath(path, strconv.Itoa(i)))
 			}
 		}
@@ -990,6 +991,7 @@ func (r *valueReader) close() {
 	r.depth--
 }
 
+// text returns a string, which begins here.
 func (r *valueReader) text() (s string) {
 	start, plain := r.i, true
 	for r.i++; r.b[r.i] != '"'; r.i++ {
@@ -1040,6 +1042,7 @@ func plainValue(x any) (any, bool) {
 	return decodeJSON(b)
 }
 
+// kindOf returns the type of a value, an integer's if it is one.
 func kindOf(x any) kinds {
 	x, _ = plainValue(x)
 	switch v := x.(type) {
@@ -1069,6 +1072,7 @@ func (k kinds) String() (s string) {
 	return strings.TrimPrefix(s, " or ")
 }
 
+// keysOf returns the names of an object's members, in order.
 func keysOf(m map[string]any) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
@@ -1202,7 +1206,10 @@ func fingerprint(input, output []byte) string {
 // schemaDiff names the first change from one schema to another: empty if there is none.
 func schemaDiff(old, new []byte) string {
 	diff := func(what string, a, b map[string]any) string {
-		for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(keysOf(a), keysOf(b))))) {
+		both := map[string]any{}
+		maps.Copy(both, a)
+		maps.Copy(both, b)
+		for _, name := range keysOf(both) {
 			x, before := a[name]
 			y, after := b[name]
 			switch {
