@@ -320,7 +320,8 @@ func (c *compiler) newNode(at place) *node {
 	bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
 	bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
-	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny,
+		maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
 	return n
 }

@@ -967,8 +967,10 @@ func (r *valueReader) value() (v any) {
 		return r.text()
 	}
 	start := r.i
-	for r.i < len(r.b) && strings.IndexByte(",]} \t\r\n", r.b[r.i]) < 0 {
-		r.i++
+	for ; r.i < len(r.b); r.i++ {
+		if ch := r.b[r.i]; ch <= ' ' || ch == ',' || ch == ']' || ch == '}' {
+			break
+		}
 	}
 	switch word := r.b[start:r.i]; string(word) {
 	case "true", "false":
@@ -1086,6 +1088,9 @@ func keysOf(m map[string]any) []string {
 const tokenChars = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 func escapeToken(s string) string {
+	if strings.IndexByte(s, '~') < 0 && strings.IndexByte(s, '/') < 0 {
+		return s
+	}
 	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
 }
 
