@@ -21,7 +21,7 @@ import (
 type Issue struct {
 	Path       string // JSON Pointer into the value; long names are cut
 	Keyword    string // the schema keyword that was violated
-	Want       string // what was expected
+	Want       string // what was expected; all there is to say where Got is empty
 	Got        string // what was given, as bounded JSON; for results its JSON type
 	SchemaPath string // JSON Pointer into the schema
 }

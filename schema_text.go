@@ -460,11 +460,11 @@ func (e *explainer) value(x any, typed bool) string {
 	if kind == kindInteger {
 		kind = kindNumber
 	}
-	switch {
-	case !e.quote, kind == kindObject, kind == kindArray, kind == kindNull:
-		return kind.String()
-	case typed:
-		return quoteValue(x) + " (" + kind.String() + ")"
+	s := kind.String()
+	if !e.quote || kind == kindNull || kind > kindString {
+		return s
+	} else if typed {
+		return quoteValue(x) + " (" + s + ")"
 	}
 	return quoteValue(x)
 }
@@ -488,7 +488,7 @@ func feedback(tool string, issues []Issue, more bool) string {
 	return text + tail
 }
 
-// words is an issue without its place.
+// words is an issue without its place. Which shape of a union it is about stands first.
 func (is Issue) words() string {
 	if is.Got == "" {
 		return is.Want
@@ -770,7 +770,7 @@ func translatePattern(p string) (re string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(p); {
 		rest, out, n := p[i:], p[i:i+1], 1
-		switch group := strings.HasPrefix(rest, "(?") && !class; {
+		switch {
 		case rest[0] == '\\':
 			if out, n = translateEscape(rest, class); n == 0 {
 				return "", false
@@ -789,8 +789,9 @@ func translatePattern(p string) (re string, ok bool) {
 			class = true
 		case rest[0] == '.':
 			out = `[^\n\r\x{2028}\x{2029}]`
-		case group && (strings.HasPrefix(rest, "(?<=") || strings.HasPrefix(rest, "(?<!")),
-			group && !strings.HasPrefix(rest, "(?<") && !strings.HasPrefix(rest, "(?:"):
+		case strings.HasPrefix(rest, "(?<=") || strings.HasPrefix(rest, "(?<!"):
+			return "", false
+		case strings.HasPrefix(rest, "(?") && !strings.HasPrefix(rest, "(?<") && !strings.HasPrefix(rest, "(?:"):
 			return "", false
 		}
 		b.WriteString(out)
