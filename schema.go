@@ -273,7 +273,7 @@ func (c *compiler) compile(raw []byte) *schema {
 	bound(len(raw), c.text, "schema-size", "")
 	r := valueReader{b: raw}
 	if json.Valid(raw) {
-		c.doc = r.value()
+		c.doc = r.value(1)
 	}
 	bound(r.deepest, c.nesting, "schema-depth", "")
 	m, isMap := c.doc.(map[string]any)
@@ -950,12 +950,13 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 		return kindAny, c.stop("number-range")
 	}
 	kind, kw := d.kind(), ""
+	if n.types&kind == 0 || !n.bounded {
+		return kind, true
+	}
 	if n.step != nil {
 		c.left -= (len(text) + max(0, d.low-n.step.low)) >> 3 // digits to divide
 	}
 	switch {
-	case n.types&kind == 0 || !n.bounded:
-		return kind, true
 	case n.min != nil && d.cmp(n.min) < 0:
 		kw = "minimum"
 	case n.max != nil && d.cmp(n.max) > 0:
@@ -966,10 +967,8 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 		kw = "exclusiveMaximum"
 	case n.step != nil && !d.multiple(n.step):
 		kw = "multipleOf"
-	default:
-		return kind, true
 	}
-	return kind, c.miss(n, kw, x)
+	return kind, kw == "" || c.miss(n, kw, x)
 }
 
 func (c *checker) array(n *node, v []any, x any) bool {
@@ -994,19 +993,24 @@ func (c *checker) array(n *node, v []any, x any) bool {
 			return false
 		}
 	}
-	if n.contains != nil {
-		has := 0
-		for i := 0; i < len(v) && c.left >= 0 && (has < n.minContains || n.maxContains < math.MaxInt); i++ {
-			if c.try(n.contains, v[i]) {
-				has++
-			}
-		}
-		if (has < n.minContains || has > n.maxContains) && !c.miss(n, "contains", has) {
-			return false
-		}
+	if n.contains != nil && !c.contained(n, v) {
+		return false
 	}
 	c.depth--
 	return true
+}
+
+// contained counts the items that must be there, no further than matters.
+func (c *checker) contained(n *node, v []any) bool {
+	has := 0
+	for _, x := range v {
+		if has >= n.minContains && n.maxContains == math.MaxInt || c.left < 0 {
+			break
+		} else if c.try(n.contains, x) {
+			has++
+		}
+	}
+	return n.minContains <= has && has <= n.maxContains || c.miss(n, "contains", has)
 }
 
 // item checks an element, and child a member, one step down the path.

@@ -928,15 +928,15 @@ func decodeJSON(b []byte) (v any, ok bool) {
 	if !json.Valid(b) {
 		return nil, false
 	}
-	return (&valueReader{b: b}).value(), true
+	return (&valueReader{b: b}).value(1), true
 }
 
 // A valueReader decodes text that is known to be valid. So commas and colons say nothing new: they are
 // skipped like white space.
 type valueReader struct {
-	b              []byte
-	i              int
-	depth, deepest int
+	b       []byte
+	i       int
+	deepest int // level that was reached
 }
 
 // next returns the next byte that says something.
@@ -947,22 +947,25 @@ func (r *valueReader) next() byte {
 	return r.b[r.i]
 }
 
-func (r *valueReader) value() (v any) {
+// value returns the next value, which stands at a level.
+func (r *valueReader) value(level int) any {
 	switch r.next() {
 	case '{':
+		r.deepest = max(r.deepest, level)
 		m := map[string]any{}
-		for r.open(); r.next() != '}'; {
+		for r.i++; r.next() != '}'; {
 			name := r.text()
-			m[name] = r.value()
+			m[name] = r.value(level + 1)
 		}
-		r.close()
+		r.i++
 		return m
 	case '[':
+		r.deepest = max(r.deepest, level)
 		list := []any{}
-		for r.open(); r.next() != ']'; {
-			list = append(list, r.value())
+		for r.i++; r.next() != ']'; {
+			list = append(list, r.value(level+1))
 		}
-		r.close()
+		r.i++
 		return list
 	case '"':
 		return r.text()
@@ -981,17 +984,6 @@ func (r *valueReader) value() (v any) {
 	default:
 		return json.Number(word)
 	}
-}
-
-func (r *valueReader) open() {
-	r.i++
-	r.depth++
-	r.deepest = max(r.deepest, r.depth)
-}
-
-func (r *valueReader) close() {
-	r.i++
-	r.depth--
 }
 
 // text returns a string, which begins here.
