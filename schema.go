@@ -3,8 +3,8 @@ package mcp
 // JSON Schema, 2020-12 and draft-07, for schemas that nobody vouches for. A schema is compiled once,
 // under bounds, into a tree whose references are pointers; what cannot be held is refused by name,
 // never ignored. A value is checked under a budget of work and without allocating; only one that fails
-// is walked again, to say why. No reference leaves the document: there is no loader to turn on. This
-// file refers to no other file of the package.
+// is walked again, to say why, in the words of schema_text.go. No reference leaves the document: there
+// is no loader to turn on.
 
 import (
 	"cmp"
