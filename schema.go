@@ -875,6 +875,7 @@ func (c *checker) try(n *node, x any) bool {
 	return ok && c.left >= 0
 }
 
+// check holds x to n.
 func (c *checker) check(n *node, x any) bool {
 	if c.left--; c.left < 0 {
 		return false
