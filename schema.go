@@ -3,8 +3,8 @@ package mcp
 // JSON Schema, 2020-12 and draft-07, for schemas that nobody vouches for. A schema is compiled once,
 // under bounds, into a tree whose references are pointers; what cannot be held is refused by name,
 // never ignored. A value is checked under a budget of work and without allocating; only one that fails
-// is walked again, to say why. No reference leaves the document: there is no loader to turn on. This
-// file refers to no other file of the package.
+// is walked again, to say why, in the words of schema_text.go. No reference leaves the document: there
+// is no loader to turn on.
 
 import (
 	"cmp"
@@ -21,7 +21,7 @@ import (
 type Issue struct {
 	Path       string // JSON Pointer into the value; long names are cut
 	Keyword    string // the schema keyword that was violated
-	Want       string // what was expected
+	Want       string // what was expected; all there is to say where Got is empty
 	Got        string // what was given, as bounded JSON; for results its JSON type
 	SchemaPath string // JSON Pointer into the schema
 }
@@ -73,6 +73,7 @@ const (
 	maxDigits   = 400     // digits of a number, and its exponent either way
 	maxInPlace  = 256     // schemas that apply to one value through one another
 	maxQuote    = 64      // bytes of one quoted name or value
+	maxChoices  = 16      // values of an enum that are listed
 	maxPath     = 256     // bytes of one path
 	maxPointer  = 4 << 10 // bytes of a place in a schema, and of a URI
 	maxFeedback = 2 << 10
@@ -145,7 +146,7 @@ type node struct {
 	patterns                     []patternProperty
 	additional, names, restProps *node
 	open                         bool // a pattern is not held, so no name is certainly additional
-	each                         bool // whether members that are not declared matter
+	others                       bool // whether members that are not declared matter
 	needs                        []dependency
 
 	inPlace              bool // whether any of these is set
@@ -170,6 +171,27 @@ type dependency struct {
 	node  *node
 }
 
+// find returns where a property is, or would be.
+func (n *node) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(n.props, name, func(p property, s string) int { return cmp.Compare(p.name, s) })
+}
+
+// declared returns the node of a property, nil if it is not declared.
+func (n *node) declared(name string) *node {
+	if i, ok := n.find(name); ok {
+		return n.props[i].node
+	}
+	return nil
+}
+
+// ofItem returns the node of an item, nil if it may be anything.
+func (n *node) ofItem(i int) *node {
+	if i < len(n.prefix) {
+		return n.prefix[i]
+	}
+	return n.items
+}
+
 // A choice is an enum or a const: its values, the texts among them, and canonical forms of the others.
 type choice struct {
 	values       []any
@@ -180,11 +202,11 @@ type choice struct {
 // compileSchema compiles a schema. The error is a [*SchemaError].
 func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			var ok bool
-			if err, ok = r.(*SchemaError); !ok {
-				panic(r)
-			}
+		r := recover()
+		if refusal, ok := r.(*SchemaError); ok {
+			err = refusal
+		} else if r != nil {
+			panic(r)
 		}
 	}()
 	o.schemaLimits = o.withDefaults()
@@ -193,7 +215,7 @@ func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 	return c.compile(raw), nil
 }
 
-// A compiler is the state of one compilation. Its methods panic with a [*SchemaError], which
+// A compiler is the state of one compilation. What it refuses, it panics with, as a [*SchemaError];
 // compileSchema recovers.
 type compiler struct {
 	schemaOptions
@@ -209,6 +231,7 @@ type compiler struct {
 	programs int                 // their weights together
 	grammars map[string]*pattern // of formats
 	partial  []unchecked
+	terms    []*term // by depth, to be used again
 }
 
 // A place is a value in the document.
@@ -221,37 +244,41 @@ type place struct {
 // to steps down the document, while the way there is of a length that can be told.
 func (p place) to(raw any, token string) place {
 	if len(p.ptr) > maxPointer {
-		panic(&SchemaError{"schema-size", cutAt(p.ptr, maxPath), "the names around it are too long"})
+		refuse("schema-size", p.ptr, "the names around it are too long")
 	}
 	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
-func (c *compiler) fail(reason, ptr, detail string) {
+// refuse ends a compilation.
+func refuse(reason, ptr, detail string) {
 	panic(&SchemaError{reason, cutAt(ptr, maxPath), detail})
 }
 
-func (c *compiler) bound(n, most int, reason, ptr string) {
+// bound refuses more than there may be.
+func bound(n, most int, reason, ptr string) {
 	if n > most {
-		c.fail(reason, ptr, fmt.Sprintf("%d, at most %d", n, most))
+		refuse(reason, ptr, fmt.Sprintf("%d, at most %d", n, most))
 	}
 }
 
 // part notes a keyword that is not held.
 func (c *compiler) part(at place, kw, why string, annotation bool) {
 	if c.strict && !annotation {
-		c.fail("unchecked", at.ptr, kw+": "+why)
+		refuse("unchecked", at.ptr, kw+": "+why)
 	}
 	c.partial = append(c.partial, unchecked{cutAt(at.ptr, maxPath), kw, why})
 }
 
 func (c *compiler) compile(raw []byte) *schema {
-	c.bound(len(raw), c.text, "schema-size", "")
-	c.bound(jsonNesting(raw), c.nesting, "schema-depth", "")
-	doc, ok := decodeJSON(raw)
-	c.doc = doc
-	m, isMap := doc.(map[string]any)
-	if _, isBool := doc.(bool); !ok || !isMap && !isBool {
-		c.fail("not-json", "", "the schema is no JSON object or boolean")
+	bound(len(raw), c.text, "schema-size", "")
+	r := valueReader{b: raw}
+	if json.Valid(raw) {
+		c.doc = r.value(1)
+	}
+	bound(r.deepest, c.nesting, "schema-depth", "")
+	m, isMap := c.doc.(map[string]any)
+	if _, isBool := c.doc.(bool); !isMap && !isBool {
+		refuse("not-json", "", "the schema is no JSON object or boolean")
 	}
 	if d, ok := m["$schema"]; ok {
 		c.draft7, c.declared = c.dialect(d, ""), true
@@ -266,7 +293,7 @@ func (c *compiler) compile(raw []byte) *schema {
 	s := &schema{root: root, limits: c.schemaLimits, partial: c.partial}
 	if !c.anyRoot && root.types != kindObject { // a root that does not say so is odd, and harmless
 		if root.types&kindObject == 0 {
-			c.fail("root-type", "", "the root does not admit an object")
+			refuse("root-type", "", "the root does not admit an object")
 		}
 		s.root = &node{types: kindObject, admits: kindObject, maxMembers: math.MaxInt, inPlace: true, all: []*node{root}}
 	}
@@ -278,21 +305,23 @@ func (c *compiler) compile(raw []byte) *schema {
 
 // dialect reports whether v names draft-07 and not 2020-12.
 func (c *compiler) dialect(v any, ptr string) bool {
-	s, _ := v.(string)
-	s, http := strings.CutPrefix(strings.TrimSuffix(s, "#"), "http://json-schema.org/")
-	if old := s == "draft-07/schema" && http || s == "https://json-schema.org/draft-07/schema"; old {
+	name, _ := v.(string)
+	switch strings.TrimSuffix(name, "#") {
+	case "http://json-schema.org/draft-07/schema", "https://json-schema.org/draft-07/schema":
 		return true
-	} else if http || s != "https://json-schema.org/draft/2020-12/schema" {
-		c.fail("dialect", ptr+"/$schema", "neither 2020-12 nor draft-07: "+quoteValue(v))
+	case "https://json-schema.org/draft/2020-12/schema":
+	default:
+		refuse("dialect", ptr+"/$schema", "neither 2020-12 nor draft-07: "+quoteValue(v))
 	}
 	return false
 }
 
 func (c *compiler) newNode(at place) *node {
-	c.bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
-	c.bound(at.depth, c.depth, "schema-depth", at.ptr)
+	bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
+	bound(at.depth, c.depth, "schema-depth", at.ptr)
 	const most = math.MaxInt
-	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny,
+		maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
 	c.nodes = append(c.nodes, n)
 	return n
 }
@@ -317,32 +346,38 @@ func (c *compiler) sub(at place) *node {
 	return n
 }
 
+// fill compiles the schema at a place into n, keyword by keyword, in order of their names.
 func (c *compiler) fill(n *node, at place) {
 	m, isMap := at.raw.(map[string]any)
-	if b, isBool := at.raw.(bool); isBool && !b {
-		n.types, n.rules = 0, 1
-	} else if !isMap && !isBool {
-		c.fail("keyword-shape", at.ptr, "want a schema: an object or a boolean")
+	if at.raw == false {
+		n.types, n.admits, n.rules = 0, 0, 1
+	} else if at.raw != true && !isMap {
+		refuse("keyword-shape", at.ptr, "want a schema: an object or a boolean")
 	}
 	at.base = c.enter(m, at)
 	names := keysOf(m)
 	if c.draft7 && slices.Contains(names, "$ref") { // its siblings have no meaning there
 		names = []string{"$ref"}
 	}
+	if at.depth > len(c.terms) {
+		c.terms = append(c.terms, new(term))
+	}
+	t := c.terms[at.depth-1]
+	*t = term{compiler: c, n: n, m: m, in: at}
 	for _, name := range names {
 		kw := c.keywords[name]
-		if kw.only == in2020 && c.draft7 || kw.only == tuples && c.declared && !c.draft7 {
+		if kw.in2020 && c.draft7 || kw.inTuples && c.declared && !c.draft7 {
 			continue
 		}
-		if kw.set != nil {
+		if t.name, t.raw = name, m[name]; kw.set != nil {
 			n.rules++
-			kw.set(term{c, n, m[name], name, m, at})
+			kw.set(t)
 		} else if kw.note != nil {
-			kw.note(term{c, n, m[name], name, m, at})
+			kw.note(t)
 		}
 	}
 	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
-	n.each = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
+	n.others = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
 	n.inPlace = n.all != nil || n.any != nil || n.one != nil || n.not != nil || n.cond != nil
 }
 
@@ -353,43 +388,34 @@ func (c *compiler) enter(m map[string]any, at place) string {
 		return at.base
 	}
 	if d, ok := m["$schema"]; ok && at.ptr != "" && c.dialect(d, at.ptr) != c.draft7 {
-		c.fail("dialect", at.ptr+"/$schema", "another dialect inside the document")
+		refuse("dialect", at.ptr+"/$schema", "another dialect inside the document")
 	}
 	uri, _, ok := resolveURI(at.base, id)
 	if !ok {
-		c.fail("keyword-shape", at.ptr+"/$id", "want a URI")
+		refuse("keyword-shape", at.ptr+"/$id", "want a URI")
 	}
 	return uri
 }
 
-// ref compiles the reference at from, through those that it leads to.
-func (c *compiler) ref(from place) *node {
-	var seen []string
-	for at := from; ; {
-		to := c.lookup(at)
-		m, _ := to.raw.(map[string]any)
-		next, more := m["$ref"]
-		if n := c.memo[to.ptr]; n != nil || !more || !c.draft7 && len(m) > 1 {
-			n = c.target(to)
-			for _, ptr := range seen { // nobody need go this way again
-				c.memo[ptr] = n
-			}
-			return n
-		}
+// ref compiles the reference at a place, through those that it leads to.
+func (c *compiler) ref(at place, seen ...string) *node {
+	to := c.lookup(at)
+	m, _ := to.raw.(map[string]any)
+	if next, more := m["$ref"]; c.memo[to.ptr] == nil && more && (c.draft7 || len(m) == 1) {
 		if slices.Contains(seen, to.ptr) {
-			c.fail("ref-cycle", from.ptr, "the reference leads back to itself")
+			refuse("ref-cycle", at.ptr, "the reference leads back to itself")
 		}
-		seen = append(seen, to.ptr)
-		c.bound(len(seen), c.hops, "ref-depth", from.ptr)
-		at = to.to(next, "$ref")
+		bound(len(seen)+1, c.hops, "ref-depth", at.ptr)
+		c.memo[to.ptr] = c.ref(to.to(next, "$ref"), append(seen, to.ptr)...) // nobody need go this way again
 	}
+	return c.target(to)
 }
 
 // lookup finds the place that a reference names.
 func (c *compiler) lookup(at place) place {
 	text, ok := at.raw.(string)
 	if !ok {
-		c.fail("keyword-shape", at.ptr, "want a string")
+		refuse("keyword-shape", at.ptr, "want a string")
 	}
 	if c.index == nil {
 		c.index = map[string]place{"": {raw: c.doc}}
@@ -398,31 +424,33 @@ func (c *compiler) lookup(at place) place {
 	uri, frag, ok := resolveURI(at.base, text)
 	to, found := c.index[uri]
 	if !found || !ok {
-		c.fail("remote-ref", at.ptr, "not in this document: "+quoteText(text))
+		refuse("remote-ref", at.ptr, "not in this document: "+quoteText(text))
 	}
-	if strings.HasPrefix(frag, "/") {
-		for token := range strings.SplitSeq(frag[1:], "/") {
-			to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"), found)
+	if path, isPath := strings.CutPrefix(frag, "/"); isPath {
+		for token := range strings.SplitSeq(path, "/") {
+			if to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")); !found {
+				break
+			}
 		}
 	} else if frag != "" {
 		to, found = c.index[uri+"#"+frag]
 	}
 	if !found {
-		c.fail("unresolved-ref", at.ptr, "nothing is there: "+quoteText(text))
+		refuse("unresolved-ref", at.ptr, "nothing is there: "+quoteText(text))
 	}
 	return to
 }
 
-// step follows one token of a JSON Pointer, if those before were found.
-func (c *compiler) step(at place, token string, found bool) (place, bool) {
+// step follows one token of a JSON Pointer.
+func (c *compiler) step(at place, token string) (to place, found bool) {
 	m, _ := at.raw.(map[string]any)
 	at.base = c.enter(m, at)
-	next, ok := m[token]
+	next, found := m[token]
 	list, _ := at.raw.([]any)
 	if i, err := strconv.Atoi(token); err == nil && i >= 0 && i < len(list) {
-		next, ok = list[i], true
+		next, found = list[i], true
 	}
-	return at.to(next, token), ok && found
+	return at.to(next, token), found
 }
 
 // scan indexes the resources and anchors of a subschema.
@@ -440,7 +468,7 @@ func (c *compiler) scan(at place) {
 		}
 	}
 	for kw, v := range m {
-		c.keywords[kw].holds.each(at.to(v, kw), func(at place, _ string) { c.scan(at) })
+		c.keywords[kw].each(at.to(v, kw), func(at place, _ string) { c.scan(at) })
 	}
 }
 
@@ -448,41 +476,34 @@ func (c *compiler) scan(at place) {
 // value again can never answer. A cycle that goes down a level of the value is how trees are described.
 func (c *compiler) measure(n *node) int {
 	if n.height < 0 {
-		c.fail("ref-cycle", n.path, "the schema applies to a value through itself")
-	} else if n.height > 0 {
-		return n.height
-	}
-	n.height, n.admits = -1, n.types
-	high := 0
-	if n.inPlace || n.needs != nil {
-		subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
-		for _, d := range n.needs {
-			subs = append(subs, d.node)
-		}
-		for _, s := range subs {
-			if s != nil {
-				high = max(high, c.measure(s))
-			}
+		refuse("ref-cycle", n.path, "the schema applies to a value through itself")
+	} else if n.height == 0 {
+		n.height = 1
+		if n.inPlace || n.needs != nil {
+			n.height = -1
+			n.height = 1 + c.highest(n)
+			bound(n.height, maxInPlace, "ref-depth", n.path)
 		}
 	}
-	n.height = high + 1
-	c.bound(n.height, maxInPlace, "ref-depth", n.path)
-	if n.enum != nil {
-		n.admits &= n.enum.kinds
+	return n.height
+}
+
+// highest measures what applies in place of n, and what n admits in the end.
+func (c *compiler) highest(n *node) (high int) {
+	subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
+	for _, d := range n.needs {
+		subs = append(subs, d.node)
 	}
-	if n.con != nil {
-		n.admits &= n.con.kinds
+	for _, s := range subs {
+		if s != nil {
+			high = max(high, c.measure(s))
+		}
 	}
 	for _, s := range n.all {
 		n.admits &= s.admits
 	}
-	if n.any != nil {
-		n.admits &= admitted(n.any)
-	}
-	if n.one != nil {
-		n.admits &= admitted(n.one)
-	}
-	return n.height
+	n.admits &= admitted(n.any) & admitted(n.one)
+	return high
 }
 
 // A term is one keyword of the schema object m, to be compiled into n.
@@ -495,45 +516,28 @@ type term struct {
 	in   place // of m
 }
 
-func (t term) at() place { return t.in.to(t.raw, t.name) }
+func (t *term) at() place { return t.in.to(t.raw, t.name) }
 
 // A keyword either asserts something (set) or is noted. Others are annotations.
 type keyword struct {
-	only      dialects
-	holds     holder
-	set, note func(term)
+	in2020, inTuples bool // who knows it, if not everybody: 2020-12; draft-07, and who names no dialect, as older servers do not
+	holds, holdsMany bool // subschemas: a schema or an array of them; an object of schemas
+	set, note        func(*term)
 }
 
-// dialects say who knows a keyword, if not everybody.
-type dialects uint8
-
-const (
-	in2020 dialects = iota + 1
-	tuples          // draft-07, and schemas that do not say, as older servers do not
-)
-
-// holder says which subschemas a keyword holds.
-type holder uint8
-
-const (
-	holdsOne   holder = iota + 1 // a schema, or an array of them
-	holdsNamed                   // an object of schemas
-)
-
 // each calls f for the subschemas of a keyword at a place, with their names.
-func (h holder) each(at place, f func(at place, name string)) {
+func (kw keyword) each(at place, f func(at place, name string)) {
 	switch v := at.raw.(type) {
 	case map[string]any:
-		if h == holdsOne {
+		if kw.holds {
 			f(at, "")
-		}
-		for _, name := range keysOf(v) {
-			if h == holdsNamed {
+		} else if kw.holdsMany {
+			for _, name := range keysOf(v) {
 				f(at.to(v[name], name), name)
 			}
 		}
 	case []any:
-		for i := 0; i < len(v) && h == holdsOne; i++ {
+		for i := 0; i < len(v) && kw.holds; i++ {
 			f(at.to(v[i], strconv.Itoa(i)), "")
 		}
 	}
@@ -541,119 +545,117 @@ func (h holder) each(at place, f func(at place, name string)) {
 
 // schemaKeywords is reached through the compiler alone, since it refers to itself.
 var schemaKeywords = map[string]keyword{
-	"$ref":             {set: func(t term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
-	"$id":              {note: func(t term) { as[string](t, "a string") }},
-	"$anchor":          {note: func(t term) { as[string](t, "a string") }},
-	"$dynamicRef":      {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$recursiveRef":    {only: in2020, note: func(t term) { t.fail("dynamic-ref", t.at().ptr, "not supported") }},
-	"$vocabulary":      {only: in2020, note: func(t term) { t.fail("vocabulary", t.at().ptr, "not supported") }},
-	"$defs":            {holds: holdsNamed},
-	"definitions":      {holds: holdsNamed},
-	"contentEncoding":  {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentMediaType": {note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentSchema":    {only: in2020, note: func(t term) { t.part(t.at(), t.name, "annotation", true) }},
-	"format":           {note: term.format},
+	"$ref":             {set: func(t *term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
+	"$id":              {note: func(t *term) { as[string](t, "a string") }},
+	"$anchor":          {note: func(t *term) { as[string](t, "a string") }},
+	"$dynamicRef":      {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
+	"$recursiveRef":    {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
+	"$vocabulary":      {in2020: true, note: func(t *term) { refuse("vocabulary", t.at().ptr, "not supported") }},
+	"$defs":            {holdsMany: true},
+	"definitions":      {holdsMany: true},
+	"contentEncoding":  {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentMediaType": {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"contentSchema":    {in2020: true, note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
+	"format":           {note: (*term).format},
 
-	"type":  {set: term.types},
-	"enum":  {set: func(t term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
-	"const": {set: func(t term) { t.n.con = t.choice([]any{t.raw}) }},
+	"type":  {set: (*term).types},
+	"enum":  {set: func(t *term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
+	"const": {set: func(t *term) { t.n.con = t.choice([]any{t.raw}) }},
 
-	"minLength":        {set: func(t term) { t.n.minLength = t.count() }},
-	"maxLength":        {set: func(t term) { t.n.maxLength = t.count() }},
-	"pattern":          {set: func(t term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
-	"minimum":          {set: func(t term) { t.n.min = t.number() }},
-	"maximum":          {set: func(t term) { t.n.max = t.number() }},
-	"exclusiveMinimum": {set: func(t term) { t.n.above = t.number() }},
-	"exclusiveMaximum": {set: func(t term) { t.n.below = t.number() }},
-	"multipleOf":       {set: func(t term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
+	"minLength":        {set: func(t *term) { t.n.minLength = t.count() }},
+	"maxLength":        {set: func(t *term) { t.n.maxLength = t.count() }},
+	"pattern":          {set: func(t *term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
+	"minimum":          {set: func(t *term) { t.n.min = t.number() }},
+	"maximum":          {set: func(t *term) { t.n.max = t.number() }},
+	"exclusiveMinimum": {set: func(t *term) { t.n.above = t.number() }},
+	"exclusiveMaximum": {set: func(t *term) { t.n.below = t.number() }},
+	"multipleOf":       {set: func(t *term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
 
-	"items":            {holds: holdsOne, set: term.items},
-	"additionalItems":  {only: tuples, holds: holdsOne, set: term.items},
-	"prefixItems":      {only: in2020, holds: holdsOne, set: func(t term) { t.n.prefix = t.schemas() }},
-	"contains":         {holds: holdsOne, set: func(t term) { t.n.contains = t.sub(t.at()) }},
-	"minContains":      {only: in2020, set: func(t term) { t.n.minContains = t.count() }},
-	"maxContains":      {only: in2020, set: func(t term) { t.n.maxContains = t.count() }},
-	"minItems":         {set: func(t term) { t.n.minItems = t.count() }},
-	"maxItems":         {set: func(t term) { t.n.maxItems = t.count() }},
-	"uniqueItems":      {set: func(t term) { t.n.unique = as[bool](t, "a boolean") }},
-	"unevaluatedItems": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restItems = t.sub(t.at()) }},
+	"items":            {holds: true, set: (*term).items},
+	"additionalItems":  {inTuples: true, holds: true, set: (*term).items},
+	"prefixItems":      {in2020: true, holds: true, set: func(t *term) { t.n.prefix = t.schemas() }},
+	"contains":         {holds: true, set: func(t *term) { t.n.contains = t.sub(t.at()) }},
+	"minContains":      {in2020: true, set: func(t *term) { t.n.minContains = t.count() }},
+	"maxContains":      {in2020: true, set: func(t *term) { t.n.maxContains = t.count() }},
+	"minItems":         {set: func(t *term) { t.n.minItems = t.count() }},
+	"maxItems":         {set: func(t *term) { t.n.maxItems = t.count() }},
+	"uniqueItems":      {set: func(t *term) { t.n.unique = as[bool](t, "a boolean") }},
+	"unevaluatedItems": {in2020: true, holds: true, set: func(t *term) { t.n.restItems = t.sub(t.at()) }},
 
-	"properties":            {holds: holdsNamed, set: term.properties},
-	"required":              {set: term.required},
-	"patternProperties":     {holds: holdsNamed, set: term.patternProperties},
-	"additionalProperties":  {holds: holdsOne, set: func(t term) { t.n.additional = t.sub(t.at()) }},
-	"propertyNames":         {holds: holdsOne, set: func(t term) { t.n.names = t.sub(t.at()) }},
-	"minProperties":         {set: func(t term) { t.n.minMembers = t.count() }},
-	"maxProperties":         {set: func(t term) { t.n.maxMembers = t.count() }},
-	"dependentRequired":     {only: in2020, set: term.dependencies},
-	"dependentSchemas":      {only: in2020, holds: holdsNamed, set: term.dependencies},
-	"dependencies":          {holds: holdsNamed, set: term.dependencies},
-	"unevaluatedProperties": {only: in2020, holds: holdsOne, set: func(t term) { t.n.restProps = t.sub(t.at()) }},
+	"properties":            {holdsMany: true, set: (*term).properties},
+	"required":              {set: (*term).required},
+	"patternProperties":     {holdsMany: true, set: (*term).patternProperties},
+	"additionalProperties":  {holds: true, set: func(t *term) { t.n.additional = t.sub(t.at()) }},
+	"propertyNames":         {holds: true, set: func(t *term) { t.n.names = t.sub(t.at()) }},
+	"minProperties":         {set: func(t *term) { t.n.minMembers = t.count() }},
+	"maxProperties":         {set: func(t *term) { t.n.maxMembers = t.count() }},
+	"dependentRequired":     {in2020: true, set: (*term).dependencies},
+	"dependentSchemas":      {in2020: true, holdsMany: true, set: (*term).dependencies},
+	"dependencies":          {holdsMany: true, set: (*term).dependencies},
+	"unevaluatedProperties": {in2020: true, holds: true, set: func(t *term) { t.n.restProps = t.sub(t.at()) }},
 
-	"allOf": {holds: holdsOne, set: func(t term) { t.n.all = append(t.n.all, t.schemas()...) }},
-	"anyOf": {holds: holdsOne, set: func(t term) { t.n.any = t.schemas() }},
-	"oneOf": {holds: holdsOne, set: func(t term) { t.n.one = t.schemas() }},
-	"not":   {holds: holdsOne, set: func(t term) { t.n.not = t.sub(t.at()) }},
-	"if":    {holds: holdsOne, set: func(t term) { t.n.cond = t.sub(t.at()) }},
-	"then":  {holds: holdsOne, set: func(t term) { t.n.then = t.sub(t.at()) }},
-	"else":  {holds: holdsOne, set: func(t term) { t.n.els = t.sub(t.at()) }},
+	"allOf": {holds: true, set: func(t *term) { t.n.all = append(t.n.all, t.schemas()...) }},
+	"anyOf": {holds: true, set: func(t *term) { t.n.any = t.schemas() }},
+	"oneOf": {holds: true, set: func(t *term) { t.n.one = t.schemas() }},
+	"not":   {holds: true, set: func(t *term) { t.n.not = t.sub(t.at()) }},
+	"if":    {holds: true, set: func(t *term) { t.n.cond = t.sub(t.at()) }},
+	"then":  {holds: true, set: func(t *term) { t.n.then = t.sub(t.at()) }},
+	"else":  {holds: true, set: func(t *term) { t.n.els = t.sub(t.at()) }},
 }
 
 // want fails unless a keyword has the shape it must have: otherwise what its author meant cannot be
 // told, and no meaning is invented.
-func (t term) want(ok bool, shape string) {
+func (t *term) want(ok bool, shape string) {
 	if !ok {
-		t.fail("keyword-shape", t.at().ptr, "want "+shape)
+		refuse("keyword-shape", t.at().ptr, "want "+shape)
 	}
 }
 
-func as[T any](t term, shape string) T {
+func as[T any](t *term, shape string) T {
 	v, ok := t.raw.(T)
 	t.want(ok, shape)
 	return v
 }
 
-func (t term) number() *decimal {
+func (t *term) number() *decimal {
 	d, ok := parseDecimal(string(as[json.Number](t, "a number")))
 	if !ok {
-		t.fail("number-range", t.at().ptr, "too many digits")
+		refuse("number-range", t.at().ptr, "too many digits")
 	}
 	return &d
 }
 
 // count returns a size. One beyond an int is as good as the largest int.
-func (t term) count() int {
+func (t *term) count() int {
 	d := t.number()
 	if t.want(d.sign >= 0 && d.low >= 0, "an integer of at least 0"); d.top > 17 {
 		return math.MaxInt
 	}
-	return int(min(d.small(d.low), math.MaxInt))
+	return int(min(d.mod(d.low, math.MaxInt64), math.MaxInt))
 }
 
-func (t term) types() {
-	t.n.types = 0
+func (t *term) types() {
 	list, ok := t.raw.([]any)
 	if !ok {
-		t.addType(t.raw)
+		list = []any{t.raw}
 	}
+	t.n.types = 0
 	for _, v := range list {
-		t.addType(v)
+		name, _ := v.(string)
+		i := slices.Index(kindNames[:], name)
+		t.want(i >= 0, "the name of a JSON type")
+		if t.n.types |= 1 << i; name == "number" {
+			t.n.types |= kindNumeric
+		}
 	}
 	t.want(t.n.types != 0, "at least one type")
+	t.n.admits &= t.n.types
 }
 
-func (t term) addType(v any) {
-	name, _ := v.(string)
-	i := slices.Index(kindNames[:], name)
-	t.want(i >= 0, "the name of a JSON type")
-	if t.n.types |= 1 << i; name == "number" {
-		t.n.types |= kindNumeric
-	}
-}
-
-func (t term) choice(values []any) *choice {
-	t.bound(len(values), t.values, "schema-enum", t.at().ptr)
-	e := &choice{values: values, texts: map[string]bool{}}
+// choice compiles an enum, or the one value of a const.
+func (t *term) choice(values []any) *choice {
+	bound(len(values), t.values, "schema-enum", t.at().ptr)
+	e := &choice{values: values, texts: map[string]bool{}, forms: map[string]bool{}}
 	c := checker{left: math.MaxInt, deepest: t.nesting}
 	for _, v := range values {
 		if e.kinds |= kindOf(v); e.kinds&kindNumeric != 0 {
@@ -661,42 +663,40 @@ func (t term) choice(values []any) *choice {
 		}
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
-			continue
-		}
-		if e.forms == nil {
-			e.forms = map[string]bool{}
-		}
-		if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
-			t.fail("number-range", t.at().ptr, "too many digits")
+		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
+			refuse("number-range", t.at().ptr, "too many digits")
 		}
 	}
+	t.n.admits &= e.kinds
 	return e
 }
 
 // format holds a format, or notes that it does not.
-func (t term) format() {
-	f, known := schemaFormats[as[string](t, "a string")]
-	if !known || !t.assertFormat {
-		t.part(t.at(), "format", map[bool]string{true: "annotation", false: "not known"}[known], !t.assertFormat)
+func (t *term) format() {
+	name := as[string](t, "a string")
+	f, known := schemaFormats[name]
+	if !known {
+		t.part(t.at(), "format", "not known", !t.assertFormat)
+		return
 	}
-	if known {
-		t.n.formatName = t.raw.(string)
+	t.n.formatName = name
+	if !t.assertFormat {
+		t.part(t.at(), "format", "annotation", true)
+		return
 	}
-	if known && t.assertFormat {
-		t.n.rules++
-		t.n.check = f.check
-		re := "^(?:" + f.grammar + ")$"
-		if t.grammars[re] == nil {
-			t.grammars[re], _ = newPattern(re, re, t.patternSize)
-		}
-		t.n.format = t.grammars[re]
+	t.n.rules++
+	t.n.check = f.check
+	if t.grammars[name] == nil {
+		t.grammars[name], _ = compilePattern("^(?:"+f.grammar+")$", 4<<10, t.patternSize)
 	}
+	t.n.format = t.grammars[name]
 }
 
-func (t term) schemas() []*node {
+// schemas compiles an array of schemas.
+func (t *term) schemas() []*node {
 	list := as[[]any](t, "an array of schemas")
 	t.want(len(list) > 0 || t.name == "items", "at least one schema")
-	t.bound(len(list), t.branches, "schema-branches", t.at().ptr)
+	bound(len(list), t.branches, "schema-branches", t.at().ptr)
 	nodes, at := make([]*node, len(list)), t.at()
 	for i, raw := range list {
 		nodes[i] = t.sub(at.to(raw, strconv.Itoa(i)))
@@ -705,7 +705,7 @@ func (t term) schemas() []*node {
 }
 
 // items compiles items and additionalItems, in the meaning of either dialect.
-func (t term) items() {
+func (t *term) items() {
 	_, tuple := t.m["items"].([]any)
 	if tuple = tuple && (t.draft7 || !t.declared); tuple && t.name == "items" {
 		t.n.prefix = t.schemas()
@@ -715,14 +715,15 @@ func (t term) items() {
 }
 
 // members calls f for the members of an object, by name.
-func (t term) members(f func(name string, at place)) {
+func (t *term) members(f func(name string, at place)) {
 	m, at := as[map[string]any](t, "an object"), t.at()
 	for _, name := range keysOf(m) {
 		f(name, at.to(m[name], name))
 	}
 }
 
-func (t term) names(raw any) (names []string) {
+// names returns what must be an array of strings.
+func (t *term) names(raw any) (names []string) {
 	list, ok := raw.([]any)
 	t.want(ok, "an array of strings")
 	for _, v := range list {
@@ -733,13 +734,13 @@ func (t term) names(raw any) (names []string) {
 	return names
 }
 
-func (t term) properties() {
+func (t *term) properties() {
 	m := as[map[string]any](t, "an object")
 	t.n.props = make([]property, 0, len(m))
 	t.members(func(name string, at place) { t.n.props = append(t.n.props, property{name: name, node: t.sub(at)}) })
 }
 
-func (t term) required() { // after properties, by name
+func (t *term) required() { // after properties, by name
 	names := t.names(t.raw)
 	slices.Sort(names)
 	var undeclared []property
@@ -754,19 +755,7 @@ func (t term) required() { // after properties, by name
 	slices.SortFunc(t.n.props, func(p, q property) int { return cmp.Compare(p.name, q.name) })
 }
 
-func (n *node) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(n.props, name, func(p property, s string) int { return cmp.Compare(p.name, s) })
-}
-
-// declared returns the node of a property, nil if it is not declared.
-func (n *node) declared(name string) *node {
-	if i, ok := n.find(name); ok {
-		return n.props[i].node
-	}
-	return nil
-}
-
-func (t term) patternProperties() {
+func (t *term) patternProperties() {
 	t.members(func(name string, at place) {
 		if p, sub := t.regexp(at, name), t.sub(at); p != nil {
 			t.n.patterns = append(t.n.patterns, patternProperty{p, sub})
@@ -776,7 +765,7 @@ func (t term) patternProperties() {
 	})
 }
 
-func (t term) dependencies() {
+func (t *term) dependencies() {
 	t.members(func(name string, at place) {
 		d := dependency{name: name}
 		if _, isList := at.raw.([]any); isList && t.name != "dependentSchemas" || t.name == "dependentRequired" {
@@ -789,7 +778,7 @@ func (t term) dependencies() {
 }
 
 // regexp compiles a pattern. It is nil if the pattern cannot be held.
-func (t term) regexp(at place, text string) *pattern {
+func (t *term) regexp(at place, text string) *pattern {
 	p, ok := t.regexps[text]
 	if ok && p != nil {
 		return p
@@ -801,8 +790,8 @@ func (t term) regexp(at place, text string) *pattern {
 	if t.regexps[text] = p; p != nil {
 		t.programs += p.weight
 	}
-	t.bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
-	t.bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
+	bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
+	bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
 	return p
 }
 
@@ -815,22 +804,22 @@ func (c *compiler) collect(at place, path []string, reached bool, out *[]headerP
 		same := func(p headerParam) bool { return strings.EqualFold(p.Name, name) }
 		switch t := m["type"]; {
 		case !reached || len(path) == 0:
-			c.fail("x-mcp-header", at.ptr, "not on a property that is reached through properties alone")
+			refuse("x-mcp-header", at.ptr, "not on a property that is reached through properties alone")
 		case name == "" || strings.Trim(name, tokenChars) != "":
-			c.fail("x-mcp-header", at.ptr, "not a header name")
+			refuse("x-mcp-header", at.ptr, "not a header name")
 		case t != "string" && t != "integer" && t != "boolean":
-			c.fail("x-mcp-header", at.ptr, "the type must be string, integer or boolean")
+			refuse("x-mcp-header", at.ptr, "the type must be string, integer or boolean")
 		case slices.ContainsFunc(*out, same):
-			c.fail("x-mcp-header", at.ptr, "two arguments for one header")
+			refuse("x-mcp-header", at.ptr, "two arguments for one header")
 		}
 		*out = append(*out, headerParam{name, slices.Clone(path)})
 	}
 	for _, kw := range keysOf(m) {
 		word, known := c.keywords[kw]
 		if !known && kw != "default" && kw != "examples" {
-			word.holds = holdsOne // it has no business under a keyword that we do not know
+			word.holds = true // it has no business under a keyword that we do not know
 		}
-		word.holds.each(at.to(m[kw], kw), func(at place, name string) {
+		word.each(at.to(m[kw], kw), func(at place, name string) {
 			c.collect(at, append(path, name), reached && kw == "properties", out)
 		})
 	}
@@ -849,26 +838,24 @@ const (
 // value is put into JSON first.
 func (s *schema) validate(v any) validity {
 	c := checker{left: s.limits.work, deepest: s.limits.valueNesting}
-	return c.validity(c.check(s.root, v))
-}
-
-// A checker walks one value. With an explainer it goes on after a misfit, to note more of them. A unit of
-// work is a node and a value that meet, or about 64 bytes looked at.
-type checker struct {
-	left           int // units of work; negative ends the walk
-	depth, deepest int
-	fault          string // why left is negative, if it is not the budget
-	ex             *explainer
-}
-
-func (c *checker) validity(ok bool) validity {
-	switch {
+	switch ok := c.check(s.root, v); {
 	case ok && c.left >= 0:
 		return verdictValid
 	case c.left < 0 && c.fault == "":
 		return verdictBudget
 	}
 	return verdictInvalid
+}
+
+// A checker walks one value. Its methods report whether to go on: the first misfit ends a walk, unless
+// there is an explainer, which notes it and has room for more. A unit of work is a node and a value that
+// meet, or about 64 bytes looked at.
+type checker struct {
+	left           int // units of work; negative ends the walk
+	depth, deepest int
+	fault          string // why left is negative, if it is not the budget
+	misfits        int    // noted so far
+	ex             *explainer
 }
 
 // stop ends the walk at a value that no branch of a schema can judge.
@@ -879,9 +866,6 @@ func (c *checker) stop(fault string) bool {
 	return false
 }
 
-// ended reports whether a misfit settles the matter.
-func (c *checker) ended() bool { return c.ex == nil || c.ex.more || c.left < 0 }
-
 // try checks without explaining. A check that fails may end anywhere, so the depth is put back.
 func (c *checker) try(n *node, x any) bool {
 	ex, depth := c.ex, c.depth
@@ -891,28 +875,27 @@ func (c *checker) try(n *node, x any) bool {
 	return ok && c.left >= 0
 }
 
-func (c *checker) check(n *node, x any) (ok bool) {
+// check holds x to n.
+func (c *checker) check(n *node, x any) bool {
 	if c.left--; c.left < 0 {
 		return false
 	}
-	ok = true
-	var kind kinds
+	kind, ok, misfits := kindNull, true, c.misfits
 	switch v := x.(type) {
 	case nil:
-		kind = kindNull
 	case bool:
 		kind = kindBoolean
 	case string:
 		kind = kindString
-		ok = n.types&kind != 0 && c.text(n, v, x)
+		ok = n.types&kind == 0 || c.text(n, v, x)
 	case json.Number:
 		kind, ok = c.number(n, string(v), x)
 	case map[string]any:
 		kind = kindObject
-		ok = n.types&kind != 0 && c.object(n, v, x)
+		ok = n.types&kind == 0 || c.object(n, v, x)
 	case []any:
 		kind = kindArray
-		ok = n.types&kind != 0 && c.array(n, v, x)
+		ok = n.types&kind == 0 || c.array(n, v, x)
 	default:
 		if x, ok = plainValue(x); !ok {
 			return c.stop("value")
@@ -922,18 +905,18 @@ func (c *checker) check(n *node, x any) (ok bool) {
 	switch {
 	case n.types&kind == 0:
 		return c.miss(n, "type", x)
-	case !ok && c.ended():
+	case !ok:
 		return false
-	case n.enum != nil && (n.enum.kinds&kind == 0 || !c.among(n.enum, x)):
+	case n.enum != nil && !c.among(n.enum, kind, x):
 		return c.miss(n, "enum", x)
-	case n.con != nil && (n.con.kinds&kind == 0 || !c.among(n.con, x)):
+	case n.con != nil && !c.among(n.con, kind, x):
 		return c.miss(n, "const", x)
 	case n.inPlace && !c.applied(n, x):
 		return false
-	case ok && (n.restItems != nil || n.restProps != nil):
+	case (n.restItems != nil || n.restProps != nil) && c.misfits == misfits:
 		return c.unevaluated(n, x)
 	}
-	return ok
+	return true
 }
 
 func (c *checker) text(n *node, v string, x any) bool {
@@ -968,12 +951,13 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 		return kindAny, c.stop("number-range")
 	}
 	kind, kw := d.kind(), ""
+	if n.types&kind == 0 || !n.bounded {
+		return kind, true
+	}
 	if n.step != nil {
 		c.left -= (len(text) + max(0, d.low-n.step.low)) >> 3 // digits to divide
 	}
 	switch {
-	case n.types&kind == 0 || !n.bounded:
-		return kind, true
 	case n.min != nil && d.cmp(n.min) < 0:
 		kw = "minimum"
 	case n.max != nil && d.cmp(n.max) > 0:
@@ -984,13 +968,11 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 		kw = "exclusiveMaximum"
 	case n.step != nil && !d.multiple(n.step):
 		kw = "multipleOf"
-	default:
-		return kind, true
 	}
-	return kind, c.miss(n, kw, x)
+	return kind, kw == "" || c.miss(n, kw, x)
 }
 
-func (c *checker) array(n *node, v []any, x any) (ok bool) {
+func (c *checker) array(n *node, v []any, x any) bool {
 	if len(v) < n.minItems {
 		return c.miss(n, "minItems", x)
 	} else if len(v) > n.maxItems {
@@ -999,36 +981,37 @@ func (c *checker) array(n *node, v []any, x any) (ok bool) {
 	if c.depth++; c.depth > c.deepest {
 		return c.stop("nesting")
 	}
-	ok = true
 	for i, x := range v {
-		sub := n.items
-		if i < len(n.prefix) {
-			sub = n.prefix[i]
-		} else if sub == nil {
+		sub := n.ofItem(i)
+		if sub == nil {
 			break
-		}
-		if ok = (sub.rules == 0 || c.item(sub, x, i)) && ok; !ok && c.ended() {
+		} else if sub.rules > 0 && !c.item(sub, x, i) {
 			return false
 		}
 	}
 	if n.unique {
-		if i, j := c.twins(v); j > 0 {
-			ok = c.pair(n, "uniqueItems", i, j)
+		if i, j := c.twins(v); j > 0 && !c.pair(n, "uniqueItems", i, j) {
+			return false
 		}
 	}
-	if n.contains != nil {
-		has := 0
-		for i := 0; i < len(v) && c.left >= 0 && (has < n.minContains || n.maxContains < math.MaxInt); i++ {
-			if c.try(n.contains, v[i]) {
-				has++
-			}
-		}
-		if has < n.minContains || has > n.maxContains {
-			ok = c.miss(n, "contains", has)
-		}
+	if n.contains != nil && !c.contained(n, v) {
+		return false
 	}
 	c.depth--
-	return ok
+	return true
+}
+
+// contained counts the items that must be there, no further than matters.
+func (c *checker) contained(n *node, v []any) bool {
+	has := 0
+	for _, x := range v {
+		if has >= n.minContains && n.maxContains == math.MaxInt || c.left < 0 {
+			break
+		} else if c.try(n.contains, x) {
+			has++
+		}
+	}
+	return n.minContains <= has && has <= n.maxContains || c.miss(n, "contains", has)
 }
 
 // item checks an element, and child a member, one step down the path.
@@ -1052,7 +1035,7 @@ func (c *checker) child(n *node, x any, token string) bool {
 	return ok
 }
 
-func (c *checker) object(n *node, v map[string]any, x any) (ok bool) {
+func (c *checker) object(n *node, v map[string]any, x any) bool {
 	if len(v) < n.minMembers {
 		return c.miss(n, "minProperties", x)
 	} else if len(v) > n.maxMembers {
@@ -1062,43 +1045,42 @@ func (c *checker) object(n *node, v map[string]any, x any) (ok bool) {
 		return c.stop("nesting")
 	}
 	known := 0
-	ok = true
 	c.left -= len(n.props) >> 2
 	for i := range n.props {
 		p := &n.props[i]
 		if x, has := v[p.name]; has && p.node != nil {
-			known++
-			ok = (p.node.rules == 0 || c.child(p.node, x, p.name)) && ok
-		} else if !has && p.required {
-			ok = c.absent(n, "required", p.name, "")
-		}
-		if !ok && c.ended() {
+			if known++; p.node.rules > 0 && !c.child(p.node, x, p.name) {
+				return false
+			}
+		} else if !has && p.required && !c.miss(n, "required", nil, p.name) {
 			return false
 		}
 	}
-	if n.each && (known < len(v) || n.patterns != nil || n.names != nil) {
-		ok = c.members(n, v) && ok
+	if n.others && (known < len(v) || n.patterns != nil || n.names != nil) && !c.members(n, v) {
+		return false
 	}
 	c.left -= len(n.needs) >> 2
-	for i := 0; i < len(n.needs) && (ok || !c.ended()); i++ {
+	for i := range n.needs {
 		d := &n.needs[i]
-		if _, has := v[d.name]; has {
-			c.left -= len(d.names) >> 2
-			ok = (d.node == nil || c.check(d.node, v)) && ok
-			for _, name := range d.names {
-				if _, has := v[name]; !has {
-					ok = c.absent(n, "dependentRequired", name, d.name)
-				}
+		if _, has := v[d.name]; !has {
+			continue
+		} else if d.node != nil && !c.check(d.node, x) {
+			return false
+		}
+		c.left -= len(d.names) >> 2
+		for _, name := range d.names {
+			if _, has := v[name]; !has && !c.miss(n, "dependentRequired", nil, name, d.name) {
+				return false
 			}
 		}
 	}
 	c.depth--
-	return ok
+	return true
 }
 
 // members checks each member beyond what properties says of it; in order only to explain, as it costs.
-func (c *checker) members(n *node, v map[string]any) (ok bool) {
-	if ok = true; c.ex == nil {
+func (c *checker) members(n *node, v map[string]any) bool {
+	if c.ex == nil {
 		for name, x := range v {
 			if !c.member(n, name, x) {
 				return false
@@ -1108,30 +1090,29 @@ func (c *checker) members(n *node, v map[string]any) (ok bool) {
 	}
 	c.left -= len(v)
 	for _, name := range keysOf(v) {
-		ok = c.member(n, name, v[name]) && ok
+		if !c.member(n, name, v[name]) {
+			return false
+		}
 	}
-	return ok
+	return true
 }
 
-func (c *checker) member(n *node, name string, x any) (ok bool) {
+func (c *checker) member(n *node, name string, x any) bool {
 	if c.left--; c.left < 0 {
 		return false
 	}
 	known := n.declared(name) != nil
-	ok = true
 	for i := range n.patterns {
 		if p := &n.patterns[i]; c.match(p.pattern, name) {
-			known = true
-			ok = c.child(p.node, x, name) && ok
+			if known = true; !c.child(p.node, x, name) {
+				return false
+			}
 		}
 	}
-	if n.names != nil && !c.named(n.names, name) {
-		ok = c.misnamed(n, name)
+	if n.names != nil && !c.named(n.names, name) && !c.miss(n, "propertyNames", nil, name) {
+		return false
 	}
-	if !known && n.additional != nil && !n.open {
-		ok = c.extra(n, "additionalProperties", n.additional, name, x) && ok
-	}
-	return ok
+	return known || n.additional == nil || n.open || c.extra(n, "additionalProperties", n.additional, name, x)
 }
 
 // named is try for a name, which it boxes only if it must.
@@ -1145,49 +1126,43 @@ func (c *checker) named(n *node, name string) bool {
 }
 
 // applied checks what applies to x itself.
-func (c *checker) applied(n *node, x any) (ok bool) {
-	ok = true
+func (c *checker) applied(n *node, x any) bool {
 	for _, s := range n.all {
-		if ok = c.check(s, x) && ok; !ok && c.ended() {
+		if !c.check(s, x) {
 			return false
 		}
 	}
 	if n.any != nil {
-		if i, _ := c.fits(n.any, x, false); i < 0 {
-			ok = c.unfit(n, "anyOf", n.any, x)
+		if i, _ := c.fits(n.any, x, false); i < 0 && !c.unfit(n, "anyOf", n.any, x) {
+			return false
 		}
 	}
-	if n.one != nil && (ok || !c.ended()) {
-		if i, j := c.fits(n.one, x, true); i < 0 {
-			ok = c.unfit(n, "oneOf", n.one, x)
-		} else if j >= 0 {
-			ok = c.pair(n, "oneOf", i, j)
+	if n.one != nil {
+		if i, j := c.fits(n.one, x, true); i < 0 && !c.unfit(n, "oneOf", n.one, x) || j > 0 && !c.pair(n, "oneOf", i, j) {
+			return false
 		}
 	}
-	if n.not != nil && (ok || !c.ended()) && c.try(n.not, x) {
-		ok = c.miss(n, "not", x)
+	if n.not != nil && c.try(n.not, x) && !c.miss(n, "not", x) {
+		return false
 	}
-	if n.cond != nil && (ok || !c.ended()) {
-		s := n.els
-		if c.try(n.cond, x) {
-			s = n.then
-		}
-		ok = (s == nil || c.check(s, x)) && ok
+	sub := n.els
+	if n.cond != nil && c.try(n.cond, x) {
+		sub = n.then
 	}
-	return ok && c.left >= 0
+	return c.left >= 0 && (n.cond == nil || sub == nil || c.check(sub, x))
 }
 
 // fits returns the first schema that x fits and, if asked, the second; -1 for none.
 func (c *checker) fits(group []*node, x any, both bool) (first, second int) {
-	first, second = -1, -1
-	for i := 0; i < len(group) && c.left >= 0 && (first < 0 || both && second < 0); i++ {
-		if !c.try(group[i], x) {
+	first = -1
+	for i, s := range group {
+		if !c.try(s, x) {
 			continue
-		} else if first < 0 {
-			first = i
-		} else {
-			second = i
+		} else if first >= 0 {
+			return first, i
+		} else if first = i; !both {
+			break
 		}
 	}
-	return first, second
+	return first, -1
 }

@@ -648,6 +648,41 @@ func TestSchemaExplainPlace(t *testing.T) {
 	}
 }
 
+// TestSchemaExplainUnion holds that a branch which is given up on deep down, as it has too many misfits,
+// leaves no trace: not in the depth of what is walked after it.
+func TestSchemaExplainUnion(t *testing.T) {
+	t.Parallel()
+	s := mustCompile(t, `{"items":{"anyOf":[{"$ref":"#/$defs/a"},{"maxItems":0}]},"$defs":{"a":{"type":["array","string"],"items":{"$ref":"#/$defs/a"}}}}`,
+		schemaOptions{anyRoot: true})
+	deep := strings.Repeat("[", 60) + "1,2,3,4,5,6,7,8,9" + strings.Repeat("]", 60)
+	issues, more := s.explain(mustDecode(t, "["+deep+","+deep+","+deep+"]"), true)
+	if len(issues) != 3 || more {
+		t.Errorf("%d issues, more=%t: %v", len(issues), more, issues)
+	}
+	for i, is := range issues {
+		if want := (Issue{fmt.Sprintf("/%d", i), "maxItems", "at most 0 items", "1", "/items/anyOf/1/maxItems"}); is != want {
+			t.Errorf("issue %d = %+v want %+v", i, is, want)
+		}
+	}
+}
+
+// TestIssueWords holds that an issue made by hand reads as one of ours.
+func TestIssueWords(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		is   Issue
+		want string
+	}{
+		{Issue{Keyword: "required", Want: "required string, missing"}, "required string, missing"},
+		{Issue{Keyword: "type", Want: "integer", Got: `"1" (string)`}, `want integer, got "1" (string)`},
+		{Issue{Keyword: "type", Want: `(as "find") integer`, Got: `"1" (string)`}, `(as "find") want integer, got "1" (string)`},
+	} {
+		if got := tt.is.words(); got != tt.want {
+			t.Errorf("%+v reads %q want %q", tt.is, got, tt.want)
+		}
+	}
+}
+
 func TestSchemaNormalize(t *testing.T) {
 	t.Parallel()
 	const schema = `{"type":"object","properties":{
