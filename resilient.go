@@ -783,7 +783,9 @@ func NewResilientSession(s Session, cfg Config, o *Options) *ResilientSession {
 	if _, ok := s.(boundsItself); ok {
 		r.self = max(1, r.guard.cfg.ConnectTimeout)
 	}
-	r.guard.info = r.serverInfo
+	if speaker, ok := innermost(s).(interface{ serverInfo() *ServerInfo }); ok {
+		r.guard.info = speaker.serverInfo
+	}
 	return r
 }
 
@@ -845,7 +847,7 @@ func (t *toolReach) reach(ctx context.Context) (err error) {
 func (s *ResilientSession) Request(ctx context.Context, method string, params, out any) error {
 	inner, ok := s.inner.(requester)
 	if !ok {
-		return fmt.Errorf("mcp: server %q: %s: %w", s.guard.cfg.Name, method, errors.ErrUnsupported)
+		return toolsOnly(s.guard.cfg.Name, method)
 	}
 	verb := method[strings.LastIndexByte(method, '/')+1:]
 	reads := slices.Contains([]string{"list", "read", "get", "complete", "discover", "ping"}, verb)
@@ -866,22 +868,22 @@ func (s *ResilientSession) Close() error { return s.inner.Close() }
 
 func (s *ResilientSession) unwrap() Session { return s.inner }
 
-func (s *ResilientSession) onReconnect(f func(ctx context.Context)) {
-	if in, ok := s.inner.(interface{ onReconnect(func(context.Context)) }); ok {
-		in.onReconnect(f)
+// innermost follows the wrappers of this package down to the session that
+// speaks with the server. What only that one knows is asked of it directly.
+func innermost(s Session) Session {
+	for {
+		w, ok := s.(interface{ unwrap() Session })
+		if !ok {
+			return s
+		}
+		s = w.unwrap()
 	}
 }
 
-func (s *ResilientSession) stale() bool {
-	in, ok := s.inner.(interface{ stale() bool })
-	return ok && in.stale()
-}
-
-func (s *ResilientSession) serverInfo() *ServerInfo {
-	if in, ok := s.inner.(interface{ serverInfo() *ServerInfo }); ok {
-		return in.serverInfo()
-	}
-	return nil
+// toolsOnly is the refusal of a request that no session below can carry.
+func toolsOnly(server, method string) error {
+	return &TransportError{Origin: Origin{Server: server, Op: method}, Reason: ReasonProtocol,
+		Detail: "the session carries tools only", Err: errors.ErrUnsupported}
 }
 
 // A Fallback says what stands in for a server that cannot be reached. Each part

@@ -233,17 +233,14 @@ func (s *fakeSession) Close() error                                        { ret
 type fullSession struct {
 	fakeSession
 	methods []string
-	hook    func(context.Context)
 }
 
 func (s *fullSession) Request(ctx context.Context, method string, params, out any) error {
 	s.methods = append(s.methods, method)
 	return &TransportError{Reason: ReasonDisconnected, Sent: true}
 }
-func (s *fullSession) boundsItself()                           {}
-func (s *fullSession) stale() bool                             { return true }
-func (s *fullSession) serverInfo() *ServerInfo                 { return &ServerInfo{Protocol: version2511} }
-func (s *fullSession) onReconnect(f func(ctx context.Context)) { s.hook = f }
+func (s *fullSession) boundsItself()           {}
+func (s *fullSession) serverInfo() *ServerInfo { return &ServerInfo{Protocol: version2511} }
 
 func text(s string) *Result { return &Result{Content: []Content{{Type: "text", Text: s}}} }
 
@@ -272,16 +269,14 @@ func TestResilientSessionPassesOn(t *testing.T) {
 	if h := s.Health(); h.Operation != "tools/call" || h.Calls != 3 || h.Outcome != OutcomeOK {
 		t.Errorf("health %v", h)
 	}
-	s.onReconnect(func(context.Context) {})
-	if full.hook == nil || !s.stale() || s.serverInfo().Protocol != version2511 || s.unwrap() != full {
-		t.Error("an optional method is not passed on")
+	if innermost(s) != full || s.guard.info().Protocol != version2511 {
+		t.Error("the session that speaks with the server is not found")
 	}
 	if s.Close() != io.ErrClosedPipe {
 		t.Error("Close is not passed on")
 	}
 	bare := NewResilientSession(&fakeSession{}, Config{Name: "s"}, nil)
-	bare.onReconnect(nil)
-	if bare.stale() || bare.serverInfo() != nil {
+	if bare.guard.info != nil {
 		t.Error("a session without optional methods has some")
 	}
 	if err := bare.Request(t.Context(), "ping", nil, nil); !errors.Is(err, errors.ErrUnsupported) {
