@@ -934,7 +934,7 @@ func (f *Fleet) String() string {
 // Readopt tries the degraded servers again and returns the names of those that
 // are back. It may run beside calls; the caller decides when it is worth it.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
-	tried, err := f.again(ctx, func(c *Client) bool {
+	tried, err := f.readopt(ctx, func(c *Client) bool {
 		f.mu.RLock()
 		defer f.mu.RUnlock()
 		_, down := f.degraded[c]
@@ -954,7 +954,7 @@ func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 // returns what changed. A server that cannot be read keeps the tools it had; the
 // error joins why. It may run beside calls.
 func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
-	tried, err := f.again(ctx, (*Client).Stale)
+	tried, err := f.readopt(ctx, (*Client).Stale)
 	var errs []error
 	for _, s := range tried {
 		if s.err != nil {
@@ -1016,9 +1016,9 @@ func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surv
 	return found
 }
 
-// again adopts those clients anew that are meant, and returns what came of each
+// readopt adopts those clients anew that are meant, and returns what came of each
 // in the order of declaration. One sweep runs at a time.
-func (f *Fleet) again(ctx context.Context, meant func(*Client) bool) ([]surveyed, error) {
+func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool) ([]surveyed, error) {
 	select {
 	case f.sweep <- struct{}{}:
 		defer func() { <-f.sweep }()

@@ -197,7 +197,7 @@ func (g *Guard) healthLocked(now time.Duration) Health {
 	return h
 }
 
-// String renders [Guard.Health] as JSON, which makes g an expvar.Var.
+// String renders [Guard.Health] as JSON, which makes g an [expvar.Var].
 func (g *Guard) String() string { return g.Health().String() }
 
 // Do runs fn under the policy: at most MaxInFlight at once, each attempt within
@@ -842,25 +842,24 @@ func (t *toolReach) reach(ctx context.Context) (err error) {
 	return err
 }
 
-// Request carries any other method, if the session below can. Methods that only
+// Request carries any other method, if the session within can. Methods that only
 // read are repeatable.
 func (s *ResilientSession) Request(ctx context.Context, method string, params, out any) error {
 	inner, ok := s.inner.(requester)
 	if !ok {
-		return toolsOnly(s.guard.cfg.Name, method)
+		return toolsOnly(s.guard.cfg.Name, method) // asks nobody, so it is no reach
 	}
 	verb := method[strings.LastIndexByte(method, '/')+1:]
 	reads := slices.Contains([]string{"list", "read", "get", "complete", "discover", "ping"}, verb)
-	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(func(ctx context.Context) error {
-		return inner.Request(ctx, method, params, out)
-	}))
+	reach := func(ctx context.Context) error { return inner.Request(ctx, method, params, out) }
+	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(reach))
 }
 
 // Health returns the state of the server's breaker and what came of the last
 // reach for it.
 func (s *ResilientSession) Health() Health { return s.guard.Health() }
 
-// String renders the health as JSON, which makes s an expvar.Var.
+// String renders the health as JSON, which makes s an [expvar.Var].
 func (s *ResilientSession) String() string { return s.guard.String() }
 
 // Close closes the session below.
@@ -880,15 +879,26 @@ func innermost(s Session) Session {
 	}
 }
 
-// toolsOnly is the refusal of a request that no session below can carry.
+// toolsOnly is the refusal of a request that the session within cannot carry.
 func toolsOnly(server, method string) error {
 	return &TransportError{Origin: Origin{Server: server, Op: method}, Reason: ReasonProtocol,
 		Detail: "the session carries tools only", Err: errors.ErrUnsupported}
 }
 
-// A Fallback says what stands in for a server that cannot be reached. Each part
-// is left out if it is zero; the first that has something wins.
-type Fallback struct {
+// A FallbackSession is a [Session] with something to fall back on where the
+// server is unavailable, timed out or was disconnected, and for no other reason:
+// a refusal, bad arguments, a cancel and a run out of time stay errors. What it
+// answers instead is marked, in [Result.Degraded] and by a first block of text.
+// It belongs around a [ResilientSession], and only around tools that read: a
+// remembered "sent" sends nothing.
+//
+//	session := &mcp.FallbackSession{Session: resilient, MaxAge: time.Hour}
+//
+// Each way out is left out if it is zero; the first that has something wins. The
+// fields are not changed once the session is in use.
+type FallbackSession struct {
+	Session
+
 	// MaxAge is how old the last good answer to the same call may be. At most
 	// 128 answers and 1 MiB are kept.
 	MaxAge time.Duration
@@ -897,27 +907,17 @@ type Fallback struct {
 	Alternatives []func(ctx context.Context, call *Call) (*Result, error)
 	// Stub makes a result out of nothing, so that an agent can go on; or nil.
 	Stub func(call *Call) *Result
+
+	mu    sync.Mutex // guards the fields below
+	kept  map[callKey]answer
+	bytes int    // of all that is kept
+	count uint64 // results given instead
 }
 
 const (
 	keptAnswers = 128
 	keptBytes   = 1 << 20
 )
-
-// FallbackSession answers for a server that is unavailable, timed out or was
-// disconnected, and for no other reason: a refusal, bad arguments, a cancel and a
-// run out of time stay errors. What it answers is marked, in [Result.Degraded]
-// and by a first block of text. It belongs around a [ResilientSession], and only
-// around tools that read: a remembered "sent" sends nothing.
-type FallbackSession struct {
-	inner Session
-	f     Fallback
-
-	mu    sync.Mutex // guards the fields below
-	kept  map[callKey]answer
-	bytes int
-	count uint64 // results given instead
-}
 
 // A callKey is a tool and the digest of its arguments.
 type callKey struct {
@@ -931,43 +931,9 @@ type answer struct {
 	size   int
 }
 
-// NewFallbackSession returns s with f to fall back on.
-func NewFallbackSession(s Session, f Fallback) *FallbackSession {
-	return &FallbackSession{inner: s, f: f, kept: make(map[callKey]answer)}
-}
-
-// Initialize passes through.
-func (s *FallbackSession) Initialize(ctx context.Context) (*ServerInfo, error) {
-	return s.inner.Initialize(ctx)
-}
-
-// ListTools passes through.
-func (s *FallbackSession) ListTools(ctx context.Context) ([]Tool, error) {
-	return s.inner.ListTools(ctx)
-}
-
-// Close passes through.
-func (s *FallbackSession) Close() error { return s.inner.Close() }
-
-func (s *FallbackSession) unwrap() Session { return s.inner }
-
-// Health is that of the session below, with the results given instead counted.
-func (s *FallbackSession) Health() (h Health) {
-	if in, ok := s.inner.(interface{ Health() Health }); ok {
-		h = in.Health()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.Fallbacks += s.count
-	return h
-}
-
-// String renders the health as JSON, which makes s an expvar.Var.
-func (s *FallbackSession) String() string { return s.Health().String() }
-
 // CallTool calls a tool, or says what is known instead.
 func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
-	r, err := s.inner.CallTool(ctx, call)
+	r, err := s.Session.CallTool(ctx, call)
 	if err == nil {
 		s.keep(call, r)
 		return r, nil
@@ -978,18 +944,42 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 	if r, age := s.recall(call); r != nil {
 		return s.degraded(r, err, "cached "+age.Round(time.Second).String()+" ago"), nil
 	}
-	for i, alternative := range s.f.Alternatives {
+	for i, alternative := range s.Alternatives {
 		if r, altErr := alternative(ctx, call); altErr == nil && r != nil && !r.IsError {
 			return s.degraded(r, err, "alternative "+strconv.Itoa(i+1)), nil
 		}
 	}
-	if s.f.Stub != nil {
-		if r := s.f.Stub(call); r != nil {
+	if s.Stub != nil {
+		if r := s.Stub(call); r != nil {
 			return s.degraded(r, err, "stub"), nil
 		}
 	}
 	return nil, err
 }
+
+// Request passes through: there is nothing to fall back on.
+func (s *FallbackSession) Request(ctx context.Context, method string, params, out any) error {
+	if in, ok := s.Session.(requester); ok {
+		return in.Request(ctx, method, params, out)
+	}
+	return toolsOnly("", method)
+}
+
+// Health is that of the session within, with the results given instead counted.
+func (s *FallbackSession) Health() (h Health) {
+	if in, ok := s.Session.(interface{ Health() Health }); ok {
+		h = in.Health()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.Fallbacks += s.count
+	return h
+}
+
+// String renders the health as JSON, which makes s an [expvar.Var].
+func (s *FallbackSession) String() string { return s.Health().String() }
+
+func (s *FallbackSession) unwrap() Session { return s.Session }
 
 // missing reports whether err says that there is no server to answer.
 func missing(err error) bool {
@@ -1048,7 +1038,7 @@ func key(call *Call) (k callKey, ok bool) {
 // keep remembers a good answer. What is over the bounds goes, in no order.
 func (s *FallbackSession) keep(call *Call, r *Result) {
 	k, ok := key(call)
-	if s.f.MaxAge <= 0 || !ok || r == nil || r.IsError || r.Degraded != "" {
+	if s.MaxAge <= 0 || !ok || r == nil || r.IsError || r.Degraded != "" {
 		return
 	}
 	a := answer{r.clone(), time.Now(), 256 + len(call.Tool) + len(r.Structured) + len(r.Meta)}
@@ -1067,6 +1057,9 @@ func (s *FallbackSession) keep(call *Call, r *Result) {
 		}
 		s.forgetLocked(other)
 	}
+	if s.kept == nil {
+		s.kept = map[callKey]answer{}
+	}
 	s.kept[k] = a
 	s.bytes += a.size
 }
@@ -1082,7 +1075,7 @@ func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.kept[k]
-	if age := time.Since(a.at); a.result != nil && age <= s.f.MaxAge {
+	if age := time.Since(a.at); a.result != nil && age <= s.MaxAge {
 		return a.result, age
 	}
 	s.forgetLocked(k)

@@ -23,6 +23,7 @@ var (
 	_ Session        = (*ResilientSession)(nil)
 	_ Session        = (*FallbackSession)(nil)
 	_ requester      = (*ResilientSession)(nil)
+	_ requester      = (*FallbackSession)(nil)
 	_ expvar.Var     = (*ResilientSession)(nil)
 	_ expvar.Var     = (*FallbackSession)(nil)
 	_ expvar.Var     = (*Guard)(nil)
@@ -892,7 +893,7 @@ func TestFallback(t *testing.T) {
 		{"somebody else's", io.EOF, false},
 	} {
 		in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return nil, tt.err }}
-		s := NewFallbackSession(in, Fallback{Stub: func(*Call) *Result { return text("stub") }})
+		s := &FallbackSession{Session: in, Stub: func(*Call) *Result { return text("stub") }}
 		r, err := s.CallTool(t.Context(), &Call{Tool: "forecast"})
 		if tt.stand != (err == nil) || tt.stand && (r.Degraded != "stub" || r.Content[1].Text != "stub") || !tt.stand && err != tt.err {
 			t.Errorf("%s: %+v, %v", tt.name, r, err)
@@ -921,7 +922,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 			func(context.Context, *Call) (*Result, error) { return text("from afar"), nil },
 		}
 		rs := NewResilientSession(in, Config{Name: "weather"}, nil)
-		s := NewFallbackSession(rs, Fallback{MaxAge: time.Minute, Alternatives: alternatives})
+		s := &FallbackSession{Session: rs, MaxAge: time.Minute, Alternatives: alternatives}
 		oslo := &Call{Tool: "forecast", Arguments: map[string]any{"city": "Oslo", "days": 2}}
 		genuine, err := s.CallTool(t.Context(), oslo)
 		if err != nil || genuine.Degraded != "" || len(genuine.Content) != 1 {
@@ -955,7 +956,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 		if h := s.Health(); h.Fallbacks != 6 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":6`) {
 			t.Errorf("health %v", h)
 		}
-		s.f.Alternatives = nil
+		s.Alternatives = nil
 		if _, err := s.CallTool(t.Context(), oslo); !errors.Is(err, ReasonUnavailable) && !errors.Is(err, ReasonTimeout) {
 			t.Errorf("nothing left: %v", err)
 		}
@@ -968,7 +969,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 func TestFallbackMemoryIsBounded(t *testing.T) {
 	size := 10
 	in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return text(strings.Repeat("x", size)), nil }}
-	s := NewFallbackSession(in, Fallback{MaxAge: time.Hour})
+	s := &FallbackSession{Session: in, MaxAge: time.Hour}
 	for i := range 1000 {
 		size = 10 + 100*i
 		s.CallTool(t.Context(), &Call{Tool: "t", Arguments: map[string]any{"i": i}})
