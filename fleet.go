@@ -24,8 +24,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-	"unicode/utf8"
 )
 
 // A Client is one server as an agent holds it: the tools that were adopted, by
@@ -35,10 +35,10 @@ type Client struct {
 	s     Session
 	cfg   Config
 	o     *Options
-	large chan struct{} // holds an element while a large result is checked
+	large chan struct{}         // holds an element while a large result is checked
+	fleet atomic.Pointer[Fleet] // gives out the names; a Client by itself has one of its own
 
 	mu    sync.RWMutex // guards the fields below
-	fleet *Fleet       // which gives out the names; nil if the Client stands alone
 	list  *Adoption    // in force; nil before the first
 	drift []Drift      // seen since then, not adopted
 }
@@ -88,6 +88,7 @@ func NewClient(s Session, cfg Config, o *Options) *Client {
 		o = &Options{}
 	}
 	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
+	newFleet(c)
 	if speaker, ok := innermost(s).(reconnecter); ok {
 		speaker.onReconnect(func(ctx context.Context) { c.compare(ctx, speaker) })
 	}
@@ -104,20 +105,13 @@ type reconnecter interface {
 // Adopt connects, reads the tool list and adopts what [Config] allows. A tool
 // that cannot be held safely is rejected, by name, and costs no other. It may
 // be called again, beside running calls: the new list then replaces the old. A
-// name in Allow that the server lacks, a pin that does not fit, or, in a
-// [Fleet], a name that another tool has, is an error, and nothing changes.
+// name in Allow that the server lacks, a pin that does not fit, or a name that
+// another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
+// nothing changes.
 func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
 	a, err := c.survey(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.RLock()
-	f := c.fleet
-	c.mu.RUnlock()
-	if f != nil {
-		err = f.admit(c, a)
-	} else {
-		c.commit(a)
+	if err == nil {
+		err = c.fleet.Load().admit(c, a)
 	}
 	if err != nil {
 		return nil, err
@@ -191,7 +185,7 @@ func (c *Client) Health() Health {
 	return Health{Server: c.cfg.Name}
 }
 
-// Close ends the session.
+// Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
 // survey reads the server's tools and decides about them. What it returns is not
@@ -205,18 +199,7 @@ func (c *Client) survey(ctx context.Context) (*Adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.decide(listed, info)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
-}
-
-// join has f give out the names of c's tools.
-func (c *Client) join(f *Fleet) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.fleet = f
+	return c.decide(listed, info)
 }
 
 // commit puts a in force.
@@ -504,15 +487,10 @@ func isPlain(v any, depth int) bool {
 	case nil, string, bool, json.Number, float64, int, int64:
 		return true
 	case []any:
-		for _, e := range v {
-			if depth > maxPlainDepth || !isPlain(e, depth+1) {
-				return false
-			}
-		}
-		return true
+		return depth < maxPlainDepth && !slices.ContainsFunc(v, func(e any) bool { return !isPlain(e, depth+1) })
 	case map[string]any:
 		for _, e := range v {
-			if depth > maxPlainDepth || !isPlain(e, depth+1) {
+			if depth >= maxPlainDepth || !isPlain(e, depth+1) {
 				return false
 			}
 		}
@@ -800,6 +778,15 @@ func Open(ctx context.Context, cfgs []Config, o *Options) (*Fleet, error) {
 	return Assemble(ctx, clients...)
 }
 
+// newFleet puts clients under one list of names, none of which is given out yet.
+func newFleet(clients ...*Client) *Fleet {
+	f := &Fleet{clients: clients, sweep: make(chan struct{}, 1), routes: map[string]*Client{}, degraded: map[*Client]Degraded{}}
+	for _, c := range clients {
+		c.fleet.Store(f)
+	}
+	return f
+}
+
 // errFailFast ends the adoption of the others when a required server failed.
 var errFailFast = errors.New("a required server failed")
 
@@ -809,10 +796,7 @@ var errFailFast = errors.New("a required server failed")
 // is an error: the others are then cancelled and everything is closed. An
 // optional server that cannot be adopted is [Fleet.Degraded].
 func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
-	f := &Fleet{clients: clients, sweep: make(chan struct{}, 1), routes: map[string]*Client{}, degraded: map[*Client]Degraded{}}
-	for _, c := range clients {
-		c.join(f)
-	}
+	f := newFleet(clients...)
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	found := survey(inner, clients, func(c *Client) {
@@ -885,7 +869,7 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	if err != nil {
 		return ErrorResult(err)
 	}
-	return forModel(r, c.cfg.Name+"/"+call.Tool, c.cfg.MaxResultBytes)
+	return forModel(r, foldName(c.cfg.Name, '_')+"/"+call.Tool, max(0, c.cfg.MaxResultBytes))
 }
 
 // Degraded lists the optional servers that are missing, in the order of
@@ -932,7 +916,9 @@ func (f *Fleet) String() string {
 }
 
 // Readopt tries the degraded servers again and returns the names of those that
-// are back. It may run beside calls; the caller decides when it is worth it.
+// are back, in the order of declaration. It may run beside calls; the caller
+// decides when it is worth it. A server that is still missing is no error, but
+// [Fleet.Degraded], with the latest reason; an error is the end of ctx.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	tried, err := f.readopt(ctx, func(c *Client) bool {
 		f.mu.RLock()
@@ -966,7 +952,8 @@ func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	return changes, errors.Join(append(errs, err)...)
 }
 
-// Close closes all servers at once and returns when the last has ended.
+// Close closes all servers at once and returns when the last has ended. The error
+// joins theirs.
 func (f *Fleet) Close() error {
 	errs := make([]error, len(f.clients))
 	var wg sync.WaitGroup
@@ -1131,7 +1118,7 @@ func forModel(r *Result, source string, limit int) *Result {
 		if b.Text != "" || b.Data == "" {
 			text := cmp.Or(b.Text, string(b.Raw))
 			if len(text) > left {
-				text, cut = cutText(text, left), true
+				text, cut = strings.ToValidUTF8(text[:left], ""), true
 			}
 			left -= len(text)
 			b.Text = envelop(source, text)
@@ -1149,12 +1136,12 @@ func forModel(r *Result, source string, limit int) *Result {
 	return &out
 }
 
-// envelop marks text as data of a source. Where the text contains the closing
+// envelop marks text as data of a source, which is a name of ours. Where the text contains the closing
 // tag, the tag is broken up, however it is spelt.
 func envelop(source, text string) string {
 	const tag = "untrusted-data"
 	var b strings.Builder
-	b.WriteString("<" + tag + ` source="` + attribute(source) + "\">\n")
+	b.WriteString("<" + tag + ` source="` + source + "\">\n")
 	lower := []byte(text) // byte for byte: what strings.ToLower returns may be longer or shorter
 	for i, c := range lower {
 		if 'A' <= c && c <= 'Z' {
@@ -1172,24 +1159,6 @@ func envelop(source, text string) string {
 	}
 	b.WriteString(text + "\n</" + tag + ">")
 	return b.String()
-}
-
-// attribute makes a name safe between quotation marks.
-func attribute(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || strings.ContainsRune(`"<>&`, r) {
-			return '_'
-		}
-		return r
-	}, s)
-}
-
-// cutText cuts text to at most n bytes, at the boundary of a character.
-func cutText(text string, n int) string {
-	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:min(max(n, 0), len(text))]
 }
 
 // ErrorResult states any error as a result that a model can act on: IsError,
@@ -1533,31 +1502,24 @@ func (p *configParser) server(label string, raw json.RawMessage, host bool) {
 		}
 	}
 	var c Config
-	for _, s := range settings {
-		raw, ok := given[s.key]
-		if !ok {
-			continue
-		}
-		layers[s.key] = "file"
-		detail := s.set(&c, raw)
-		if detail == "" {
-			detail = p.expand(s.field(&c))
-		}
-		if detail != "" {
-			problem("file", s.key, raw, detail)
-		}
-	}
-	over := p.environment(&c)
-	for _, s := range settings {
-		raw, ok := over[s.key]
-		if !ok {
-			continue
-		}
-		layers[s.key] = "environment"
-		if detail := s.set(&c, raw); detail != "" {
-			problem("environment", s.key, raw, detail)
+	assign := func(layer string, given map[string]json.RawMessage) {
+		for _, s := range settings {
+			raw, ok := given[s.key]
+			if !ok {
+				continue
+			}
+			layers[s.key] = layer
+			detail := s.set(&c, raw)
+			if detail == "" && layer == "file" {
+				detail = p.expand(s.field(&c))
+			}
+			if detail != "" {
+				problem(layer, s.key, raw, detail)
+			}
 		}
 	}
+	assign("file", given)
+	assign("environment", p.environment(&c))
 	if host && len(c.Command) > 0 && c.EnvAllow == nil {
 		c.EnvAllow = slices.Clone(hostEnv)
 	}

@@ -107,12 +107,16 @@ func (r Reach) Name() string { return "mcp." + r.Server + "." + r.Operation }
 // OpenTelemetry's conventions for MCP name. No argument or result is among
 // them. The span's error.type, when it ends, is [Health.ErrorType].
 func (r Reach) Attrs() []slog.Attr {
-	method := r.Operation
+	method, transport, protocol, execute := r.Operation, "", "", ""
 	if method == "connect" {
 		method = "initialize"
 	}
-	pipe := map[string][2]string{"stdio": {"pipe", ""}, "http": {"tcp", "http"}}[r.Transport]
-	execute := ""
+	switch r.Transport {
+	case "stdio":
+		transport = "pipe"
+	case "http":
+		transport, protocol = "tcp", "http"
+	}
 	if r.Tool != "" {
 		execute = "execute_tool"
 	}
@@ -122,7 +126,7 @@ func (r Reach) Attrs() []slog.Attr {
 		slog.Int("adk.mcp.attempt", r.Attempt), slog.String("mcp.method.name", method),
 		slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", execute),
 		slog.String("mcp.protocol.version", r.Protocol),
-		slog.String("network.transport", pipe[0]), slog.String("network.protocol.name", pipe[1]),
+		slog.String("network.transport", transport), slog.String("network.protocol.name", protocol),
 	}
 	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
@@ -187,11 +191,12 @@ func (g *Guard) now() time.Duration { return time.Since(g.base) }
 func (g *Guard) Health() Health {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.healthLocked(g.now())
+	return g.fillLocked(g.health, g.now())
 }
 
-func (g *Guard) healthLocked(now time.Duration) Health {
-	h, b := g.health, &g.breaker
+// fillLocked returns h with what the breaker knows. It requires that g.mu is held.
+func (g *Guard) fillLocked(h Health, now time.Duration) Health {
+	b := &g.breaker
 	h.State, h.RetryAfter = b.state(now), b.wait(now)
 	h.ConsecutiveFailures, h.Faults, h.Late = b.faults, b.settled[fault], b.late
 	return h
@@ -265,7 +270,7 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 	}
 	for {
 		r, err := g.attempt(ctx, &o, w)
-		if err == nil || r.again == ended {
+		if err == nil || r.retry == ended {
 			return err
 		}
 		if r.class == OutcomeProtocol {
@@ -291,21 +296,21 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 // the window and do nothing with it; and a run without time asks nobody.
 func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling, err error) {
 	if err = g.acquire(ctx, o); err != nil {
-		return ruling{again: ended}, err
+		return ruling{retry: ended}, err
 	}
 	start := g.now()
 	bound, runBinds := o.bound(start, o.self)
 	t, state, err := g.admit(ctx, o, start, bound)
 	if err != nil {
 		g.release()
-		return ruling{again: ended}, err
+		return ruling{retry: ended}, err
 	}
 	var spanEnd func(Health, error)
 	// What holds if this function is left by a panic or runtime.Goexit: of a
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
 	defer func() {
-		h := g.settle(o, t, r, start, spanEnd != nil)
+		h := g.settle(o, t, r, start)
 		g.release()
 		if spanEnd != nil {
 			spanEnd(h, err)
@@ -424,30 +429,24 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach. If anybody asks, it returns the
-// health as this reach leaves it.
-func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
+// settle tells the breaker what came of a reach, and returns the health as that
+// leaves it. A reach that ends too late leaves all as it is: it speaks of a time
+// gone by, to nobody but its caller.
+func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) Health {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	was := g.breaker.mode
-	if g.breaker.settle(t, r.verdict, now) { // it speaks of a time gone by, to nobody but its caller
-		if asked {
-			h = g.healthLocked(now)
-			h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
-		}
-		return h
+	was, h := g.breaker.mode, g.health
+	h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
+	if late := g.breaker.settle(t, r.verdict, now); late {
+		return g.fillLocked(h, now)
 	}
 	if r.verdict == fault {
 		g.cause = r.cause
 	}
-	l := &g.health
-	l.Outcome, l.ErrorType, l.Operation, l.Retries, l.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
+	g.health = h
 	g.movedLocked(o, was, now)
-	if asked {
-		h = g.healthLocked(now)
-	}
-	return h
+	return g.fillLocked(g.health, now)
 }
 
 // movedLocked queues the transition of the breaker, if there was one.
@@ -464,7 +463,7 @@ func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
 	if g.opt.OnState == nil && g.opt.Logger == nil {
 		return
 	}
-	h := g.healthLocked(now)
+	h := g.fillLocked(g.health, now)
 	h.State = state
 	by := operation{Operation: o.Operation, id: g.id(o), attempts: o.reaches}
 	g.events = append(g.events, func() {
@@ -539,9 +538,9 @@ func (g *Guard) describe(o *operation, state BreakerState) Reach {
 func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp string) {
 	c := &g.cfg.Retry
 	switch {
-	case r.again == never:
+	case r.retry == never:
 		return 0, "answered"
-	case r.again == ifSafe && r.sent && !o.Repeatable:
+	case r.retry == ifSafe && r.sent && !o.Repeatable:
 		return 0, "unsafe"
 	case o.attempts >= c.MaxAttempts || r.after > max(0, c.MaxRetryAfter):
 		return 0, "exhausted"
@@ -559,7 +558,8 @@ func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp strin
 	return wait, ""
 }
 
-// dress books an attempt that failed, and returns the error that tells of it.
+// dress books an attempt that ended in err, and returns the error that tells of
+// it; nil if that is a result whose tool failed.
 func (g *Guard) dress(o *operation, r ruling, err error) error {
 	o.attempts += max(1, r.tries)
 	o.sent = o.sent || r.sent
@@ -567,9 +567,9 @@ func (g *Guard) dress(o *operation, r ruling, err error) error {
 	switch {
 	case r.class == OutcomeOK:
 		return nil
-	case r.again == ended && te != nil && te.Reason == ReasonCancelled && te.Err != nil && o.fault == nil && r.class == OutcomeCancelled:
-		return g.stamp(o, te, "cancelled") // which knows more
-	case r.again == ended:
+	case r.class == OutcomeCancelled && o.fault == nil && te != nil && te.Reason == ReasonCancelled && te.Err != nil:
+		return g.stamp(o, te, "cancelled") // the session knows more of it than we do
+	case r.retry == ended:
 		return g.ended(o, r.class == OutcomeCancelled)
 	case r.class != OutcomeTimeout || te != nil && te.Reason == ReasonTimeout:
 		return err
@@ -657,7 +657,7 @@ func jitter(c time.Duration, draw func(n int64) int64) time.Duration {
 type ruling struct {
 	class   Outcome
 	verdict verdict
-	again   again
+	retry   retry
 	kind    string        // OpenTelemetry's error.type
 	sent    bool          // the server may have run the request
 	after   time.Duration // how long it asked to be left alone
@@ -665,11 +665,11 @@ type ruling struct {
 	cause   error         // one word, for those whom the breaker will refuse
 }
 
-// An again says whether another attempt may follow.
-type again uint8
+// A retry says whether another attempt may follow.
+type retry uint8
 
 const (
-	never  again = iota // it would come out the same
+	never  retry = iota // it would come out the same
 	ifSafe              // if nothing was sent, or the operation is repeatable
 	always              // the answer was "not run"
 	ended               // the run or the caller ended the operation
@@ -701,7 +701,7 @@ func classify(err error, by Outcome) ruling {
 	case *UnavailableError: // of another policy, further in
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "breaker_open"}
 	case *BudgetError:
-		return ruling{class: OutcomeBudget, verdict: neither, again: ended, kind: "run_deadline", sent: e.Sent}
+		return ruling{class: OutcomeBudget, verdict: neither, retry: ended, kind: "run_deadline", sent: e.Sent}
 	case *TransportError:
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {
@@ -729,19 +729,19 @@ func (r *ruling) byReason(e *TransportError, by Outcome) {
 	}
 	switch {
 	case by == OutcomeCancelled:
-		r.class, r.verdict, r.again, r.kind = by, neither, ended, "cancelled"
+		r.class, r.verdict, r.retry, r.kind = by, neither, ended, "cancelled"
 	case by == OutcomeBudget:
-		r.class, r.verdict, r.again, r.kind = by, neither, ended, "run_deadline"
+		r.class, r.verdict, r.retry, r.kind = by, neither, ended, "run_deadline"
 	case by == OutcomeTimeout || e.Reason == ReasonTimeout:
-		r.class, r.again, r.kind, r.cause = OutcomeTimeout, ifSafe, "timeout", ReasonTimeout
+		r.class, r.retry, r.kind, r.cause = OutcomeTimeout, ifSafe, "timeout", ReasonTimeout
 	case e.Reason == ReasonLimit: // it does answer, and our limit stops it: no fault, and no proof of health
 		r.class, r.verdict = OutcomeProtocol, neither
 	case e.Reason == ReasonProtocol: // nobody answered our request
 		r.class = OutcomeProtocol
 	default:
-		r.class, r.again = OutcomeFault, ifSafe
+		r.class, r.retry = OutcomeFault, ifSafe
 		if cert := (*tls.CertificateVerificationError)(nil); errors.As(e.Err, &cert) {
-			r.again = never
+			r.retry = never
 		}
 	}
 }
@@ -751,9 +751,9 @@ func (r *ruling) byReason(e *TransportError, by Outcome) {
 func (r *ruling) byStatus(e *TransportError) {
 	switch s := e.Status; {
 	case s == 429: // alive, asking for less, and "not run"
-		r.class, r.verdict, r.again = OutcomeRefused, neither, always
+		r.class, r.verdict, r.retry = OutcomeRefused, neither, always
 	case s == 408, s >= 500 && s != 501 && s != 505:
-		r.class, r.verdict, r.again = OutcomeFault, fault, ifSafe
+		r.class, r.verdict, r.retry = OutcomeFault, fault, ifSafe
 	case s >= 500:
 		r.class, r.verdict = OutcomeFault, fault
 	case s == 401, s == 403, s == 413, e.Reason == ReasonDisconnected && (s == 400 || s == 404): // a lost session
@@ -769,15 +769,17 @@ func (r *ruling) byStatus(e *TransportError) {
 	}
 }
 
-// ResilientSession puts the policy of a [Guard] around a [Session]. It is a
-// Session itself, so nothing above it changes.
+// A ResilientSession puts the policy of a [Guard] around a [Session]. It is a
+// Session itself, so nothing above it changes; it has no lock and no goroutine of
+// its own, and is safe for concurrent use if the session within is.
 type ResilientSession struct {
 	inner Session
 	guard *Guard
 	self  time.Duration // see operation.self
 }
 
-// NewResilientSession returns s under the policy that cfg declares.
+// NewResilientSession returns s under the policy that cfg declares. A nil o means
+// defaults.
 func NewResilientSession(s Session, cfg Config, o *Options) *ResilientSession {
 	r := &ResilientSession{inner: s, guard: NewGuard(cfg, o)}
 	if _, ok := s.(boundsItself); ok {
@@ -789,7 +791,8 @@ func NewResilientSession(s Session, cfg Config, o *Options) *ResilientSession {
 	return r
 }
 
-// Initialize connects, if need be. It is repeatable.
+// Initialize connects, if need be, within [Config.ConnectTimeout]. It is
+// repeatable. Its errors, like those of the other methods, are those of [Guard.Do].
 func (s *ResilientSession) Initialize(ctx context.Context) (info *ServerInfo, err error) {
 	err = s.read(ctx, "connect", s.guard.cfg.ConnectTimeout, func(ctx context.Context) (err error) {
 		info, err = s.inner.Initialize(ctx)
@@ -798,7 +801,8 @@ func (s *ResilientSession) Initialize(ctx context.Context) (info *ServerInfo, er
 	return info, err
 }
 
-// ListTools reads the whole tool list. It is repeatable.
+// ListTools reads the whole tool list, within [Config.DiscoveryTimeout]. It is
+// repeatable.
 func (s *ResilientSession) ListTools(ctx context.Context) (tools []Tool, err error) {
 	err = s.read(ctx, "tools/list", s.guard.cfg.DiscoveryTimeout, func(ctx context.Context) (err error) {
 		tools, err = s.inner.ListTools(ctx)
@@ -811,8 +815,9 @@ func (s *ResilientSession) read(ctx context.Context, name string, timeout time.D
 	return s.guard.do(ctx, Operation{Name: name, Repeatable: true, Timeout: timeout}, s.self, fn)
 }
 
-// CallTool calls a tool. The call is repeatable if it has an idempotency key, or
-// if its tool is annotated so and the Config trusts annotations.
+// CallTool calls a tool, each attempt within [Config.CallTimeout]. The call is
+// repeatable if it has an idempotency key, or if its tool is annotated so and
+// [Config.TrustAnnotations] is set.
 func (s *ResilientSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	w := &toolReach{session: s.inner, call: call}
 	op := Operation{Name: "tools/call", Tool: call.Tool, Repeatable: call.IdempotencyKey != "" || call.repeatable}
@@ -988,7 +993,7 @@ func missing(err error) bool {
 		return true
 	case *TransportError:
 		r := classify(e, "")
-		return r.class == OutcomeFault || r.class == OutcomeTimeout || r.again == always
+		return r.class == OutcomeFault || r.class == OutcomeTimeout || r.retry == always
 	}
 	return false
 }
@@ -1083,7 +1088,7 @@ func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
 }
 
 // A Saga runs steps that each have an effect of their own, and undoes what was
-// done when one of them fails. The zero value is ready for use.
+// done when one of them fails. The zero value is ready for use, by one goroutine.
 //
 //	var s mcp.Saga
 //	s.Step("debit", debit, refund)

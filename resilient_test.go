@@ -37,7 +37,7 @@ var endings = []struct {
 	err     error
 	class   Outcome
 	verdict verdict
-	again   again
+	retry   retry
 	kind    string
 }{
 	{"result", nil, OutcomeOK, good, never, ""},
@@ -105,9 +105,9 @@ func TestInvariant25EveryRow(t *testing.T) {
 				continue
 			}
 			r := classify(err, "")
-			if r.class != tt.class || r.verdict != tt.verdict || r.again != tt.again || r.kind != tt.kind {
+			if r.class != tt.class || r.verdict != tt.verdict || r.retry != tt.retry || r.kind != tt.kind {
 				t.Errorf("%s: classify(%v) = %s, %d, %d, %s; want %s, %d, %d, %s", tt.name, err,
-					r.class, r.verdict, r.again, r.kind, tt.class, tt.verdict, tt.again, tt.kind)
+					r.class, r.verdict, r.retry, r.kind, tt.class, tt.verdict, tt.retry, tt.kind)
 			}
 		}
 		// The same through the whole policy, once.
@@ -180,11 +180,11 @@ func TestInvariant19NoSecondRun(t *testing.T) {
 				_, err := rs.CallTool(t.Context(), call)
 				want, gaveUp := 1, "answered"
 				switch {
-				case tt.again == always, tt.again == ifSafe && (repeatable || !sent):
+				case tt.retry == always, tt.retry == ifSafe && (repeatable || !sent):
 					if want, gaveUp = 3, "exhausted"; te != nil && te.Tries == 3 {
 						want = 1
 					}
-				case tt.again == ifSafe:
+				case tt.retry == ifSafe:
 					gaveUp = "unsafe"
 				case tt.class == OutcomeCancelled:
 					gaveUp = "cancelled"
