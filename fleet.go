@@ -1163,18 +1163,22 @@ func envelop(source, text string) string {
 
 // ErrorResult states any error as a result that a model can act on: IsError,
 // and one JSON object {error, message, details}. The codes are a closed list;
-// the package comment has them. Nothing of the server's, and nothing internal, is in it.
+// the package comment has them. The details are those of server, call,
+// may_have_run, retry_after_seconds and fields that are known. Nothing of the
+// server's, and nothing internal, is in it.
 func ErrorResult(err error) *Result {
 	code := errorCode(err)
 	message, details := errorAdvice[code], map[string]any{}
+	var origin Origin
 	ours := origins(err)
 	if ours != nil {
-		if o := ours.origin(); o.Server != "" {
-			details["server"] = o.Server
-		}
-		if o := ours.origin(); o.Call != "" {
-			details["call"] = o.Call
-		}
+		origin = *ours.origin()
+	}
+	if origin.Server != "" {
+		details["server"] = origin.Server
+	}
+	if origin.Call != "" {
+		details["call"] = origin.Call
 	}
 	var wait time.Duration
 	switch e := rootOf(ours).(type) {
@@ -1529,11 +1533,12 @@ func (p *configParser) server(label string, raw json.RawMessage, host bool) {
 			p.errs = append(p.errs, e)
 		}
 	}
-	if p.taken[envName(c.Name)] {
+	switch name := envName(c.Name); {
+	case len(p.errs) > before:
+	case p.taken[name]:
 		problem("file", "name", given["name"], "two servers answer to this name; rename one")
-	}
-	p.taken[envName(c.Name)] = true
-	if len(p.errs) == before {
+	default:
+		p.taken[name] = true
 		p.configs = append(p.configs, c)
 	}
 }
@@ -1552,15 +1557,17 @@ var hostKeys = map[string]string{
 // fromHost spells a server of an `mcpServers` object in our keys. Names there are
 // free text; characters that ours lack fold to '-'.
 func fromHost(m map[string]json.RawMessage, name string) {
-	var argv []json.RawMessage
-	for _, key := range []string{"command", "args"} {
-		if raw, ok := m[key]; ok {
-			var list []json.RawMessage
-			if json.Unmarshal(raw, &list) != nil {
-				list = []json.RawMessage{raw} // one text; anything else is left for set to refuse
-			}
-			argv = append(argv, list...)
+	if command, args := m["command"], m["args"]; command != nil || args != nil {
+		argv := texts(command) // without a command a null, since args alone are no argv
+		if args != nil {
+			argv = append(argv, texts(args)...)
 		}
+		m["command"], _ = json.Marshal(argv) // what was JSON in parts is JSON together
+		delete(m, "args")
+	}
+	kind := ""
+	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(kind, "http") || kind == "sse") {
+		m["type"] = json.RawMessage(`"http"`)
 	}
 	for theirs, ours := range hostKeys {
 		if raw, ok := m[theirs]; ok && ours != "" {
@@ -1568,15 +1575,19 @@ func fromHost(m map[string]json.RawMessage, name string) {
 		}
 		delete(m, theirs)
 	}
-	if argv != nil {
-		m["command"], _ = json.Marshal(argv) // what was JSON in parts is JSON together
-	}
-	if t := string(m["transport"]); strings.Contains(t, "http") || t == `"sse"` {
-		m["transport"] = json.RawMessage(`"http"`)
-	}
 	if m["name"] == nil {
 		m["name"], _ = appendValue(nil, foldName(name, '-'))
 	}
+}
+
+// texts returns the elements of a list, or the one text that stands for a list
+// of one. Anything else is left for set to refuse.
+func texts(raw json.RawMessage) []json.RawMessage {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || list == nil {
+		return []json.RawMessage{raw}
+	}
+	return list
 }
 
 // environment returns the variables MCP_<NAME>_<KEY> as JSON, by key. If they

@@ -110,6 +110,38 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+// A null is no value: encoding/json would leave what was there, or put an empty
+// text in its place.
+func TestParseConfigsRefusesNull(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{
+		`[{"name":"a","command":["x"],"timeout_seconds":null}]`,
+		`[{"name":"a","command":["x",null]}]`,
+		`[{"name":"a","command":["x"],"env":{"TOKEN":null}}]`,
+		`[{"name":"a","command":["x"],"required":null}]`,
+		`[null]`,
+		`{"mcpServers":{"a":{"command":null,"args":["x"]}}}`,
+		`{"mcpServers":{"a":{"command":"x","args":[null]}}}`,
+		`{"mcpServers":{"a":{"command":"x","args":null}}}`,
+		`{"mcpServers":null}`,
+	} {
+		got, err := ParseConfigs([]byte(file), nil)
+		var ce *ConfigError
+		if len(got) > 0 || !errors.As(err, &ce) {
+			t.Errorf("ParseConfigs(%s) = %v, %v", file, got, err)
+		}
+	}
+}
+
+// Of two servers of one name the first is kept: the other one is the problem.
+func TestParseConfigsTwice(t *testing.T) {
+	t.Parallel()
+	got, err := ParseConfigs([]byte(`[{"name":"a-b","command":["x"]},{"name":"A_B","command":["y"]},{"command":["z"]},{"command":["z"]}]`), nil)
+	if len(got) != 1 || got[0].Name != "a-b" || strings.Count(fmt.Sprint(err), "two servers") != 1 {
+		t.Errorf("ParseConfigs = %v, %v", got, err)
+	}
+}
+
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	server := &FaultyServer{Tools: []Tool{
