@@ -55,10 +55,16 @@ type RecordingTransport struct {
 	script  map[string]any
 	turn    map[string]int // the next of the Answers
 	calls   []Recorded
-	inbound *Inbound      // of the first Open
-	lost    chan struct{} // closed when the connection goes; nil without one
-	slots   chan struct{} // capacity MaxInFlight
+	inbound *Inbound // of the first Open
+	conn    *connection
 	closed  bool
+}
+
+// A connection lasts from an Open to a Disconnect.
+type connection struct {
+	in    *Inbound
+	lost  chan struct{} // closed when it goes
+	slots chan struct{} // holds an element for each call; nil means no bound
 }
 
 // Answers are answers to successive calls of one method. A call after the last
@@ -124,10 +130,13 @@ func (t *RecordingTransport) Open(ctx context.Context, in Inbound) (fresh bool, 
 	if t.inbound == nil {
 		t.inbound = &in
 	}
-	if t.lost != nil {
+	if t.conn != nil {
 		return false, nil
 	}
-	t.lost = make(chan struct{})
+	t.conn = &connection{in: t.inbound, lost: make(chan struct{})}
+	if t.MaxInFlight > 0 {
+		t.conn.slots = make(chan struct{}, t.MaxInFlight)
+	}
 	return true, nil
 }
 
@@ -160,9 +169,9 @@ func (t *RecordingTransport) Disconnect() {
 }
 
 func (t *RecordingTransport) disconnectLocked() {
-	if t.lost != nil {
-		close(t.lost)
-		t.lost = nil
+	if t.conn != nil {
+		close(t.conn.lost)
+		t.conn = nil
 	}
 }
 
@@ -172,9 +181,9 @@ func (t *RecordingTransport) SendNotification(method string, params any) error {
 	if err != nil {
 		return err
 	}
-	in, _, err := t.receiver()
-	if err == nil && in.Notify != nil {
-		in.Notify(method, b)
+	c, err := t.connection()
+	if err == nil && c.in.Notify != nil {
+		c.in.Notify(method, b)
 	}
 	return err
 }
@@ -186,11 +195,11 @@ func (t *RecordingTransport) SendRequest(ctx context.Context, method string, par
 	if err != nil {
 		return nil, err
 	}
-	in, lost, err := t.receiver()
+	c, err := t.connection()
 	if err != nil {
 		return nil, err
 	}
-	if in.Request == nil {
+	if c.in.Request == nil {
 		return nil, &RPCError{Code: -32601}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -198,24 +207,24 @@ func (t *RecordingTransport) SendRequest(ctx context.Context, method string, par
 	// Ends with the request: it only carries the loss of the connection over.
 	go func() {
 		select {
-		case <-lost:
+		case <-c.lost:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	return in.Request(ctx, method, b)
+	return c.in.Request(ctx, method, b)
 }
 
 func (t *RecordingTransport) honoursDeadline() {}
 
-// receiver returns the Inbound in force and the connection's end.
-func (t *RecordingTransport) receiver() (*Inbound, chan struct{}, error) {
+// connection returns the one that stands.
+func (t *RecordingTransport) connection() (*connection, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lost == nil {
-		return nil, nil, errNotConnected()
+	if t.conn == nil {
+		return nil, errNotConnected()
 	}
-	return t.inbound, t.lost, nil
+	return t.conn, nil
 }
 
 // carry records a request and answers it from the script, within its deadline.
@@ -231,60 +240,25 @@ func (t *RecordingTransport) carry(ctx context.Context, req *Request, slotted bo
 	if t.MaxMessageBytes > 0 && len(req.Params) > t.MaxMessageBytes {
 		return nil, &TransportError{Reason: ReasonLimit, Detail: "request over " + strconv.Itoa(t.MaxMessageBytes) + " bytes"}
 	}
-	lost, slots, err := t.connection()
+	c, err := t.connection()
 	if err != nil {
 		return nil, err
 	}
-	if slotted && slots != nil {
+	if slotted && c.slots != nil {
 		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
+		case c.slots <- struct{}{}:
+			defer func() { <-c.slots }()
 		case <-ctx.Done():
 			return nil, endOf(ctx, false)
-		case <-lost:
+		case <-c.lost:
 			return nil, &TransportError{Reason: ReasonDisconnected}
 		}
 	}
 	answer := t.record(req)
 	if f, ok := asFunc(answer); ok {
-		answer = f.run(ctx, slices.Clone(req.Params), lost)
+		answer = f.run(ctx, slices.Clone(req.Params), c.lost)
 	}
 	return t.encode(answer)
-}
-
-// connection returns what tells of the end of the connection, and its slots.
-func (t *RecordingTransport) connection() (lost <-chan struct{}, slots chan struct{}, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.lost == nil {
-		return nil, nil, errNotConnected()
-	}
-	if t.slots == nil && t.MaxInFlight > 0 {
-		t.slots = make(chan struct{}, t.MaxInFlight)
-	}
-	return t.lost, t.slots, nil
-}
-
-// run has a function of the script answer. The goroutine ends with the function.
-// Nobody waits for one that ignores its context: no Transport outlives it.
-func (f scriptFunc) run(ctx context.Context, params json.RawMessage, lost <-chan struct{}) any {
-	done := make(chan any, 1)
-	go func() {
-		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
-		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
-		answer = f(ctx, params)
-	}()
-	select {
-	case answer := <-done:
-		if _, failed := answer.(error); failed && ctx.Err() != nil {
-			return endOf(ctx, true)
-		}
-		return answer
-	case <-ctx.Done():
-		return endOf(ctx, true)
-	case <-lost:
-		return &TransportError{Reason: ReasonDisconnected, Sent: true}
-	}
 }
 
 // endOf is the error of a request that its context ended: its deadline, as the
@@ -354,6 +328,28 @@ func asFunc(answer any) (scriptFunc, bool) {
 		return func(ctx context.Context, params json.RawMessage) any { return pick(f(ctx, params)) }, true
 	}
 	return nil, false
+}
+
+// run has a function of the script answer. The goroutine ends with the function.
+// Nobody waits for one that ignores its context: no Transport outlives it.
+func (f scriptFunc) run(ctx context.Context, params json.RawMessage, lost <-chan struct{}) any {
+	done := make(chan any, 1)
+	go func() {
+		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
+		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
+		answer = f(ctx, params)
+	}()
+	select {
+	case answer := <-done:
+		if _, failed := answer.(error); failed && ctx.Err() != nil {
+			return endOf(ctx, true)
+		}
+		return answer
+	case <-ctx.Done():
+		return endOf(ctx, true)
+	case <-lost:
+		return &TransportError{Reason: ReasonDisconnected, Sent: true}
+	}
 }
 
 // encode turns an answer into what Call returns.
