@@ -816,7 +816,7 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 				failed = append(failed, err)
 			}
 		case c.cfg.Optional:
-			f.miss(c, err)
+			f.note(c, err)
 		case context.Cause(inner) != errFailFast || !errors.Is(err, context.Canceled): // else the failure is another's
 			failed = append(failed, unavailable(c.cfg.Name, err))
 		}
@@ -872,8 +872,8 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	return forModel(r, foldName(c.cfg.Name, '_')+"/"+call.Tool, max(0, c.cfg.MaxResultBytes))
 }
 
-// Degraded lists the optional servers that are missing, in the order of
-// declaration.
+// Degraded lists the optional servers that were missing when the fleet was
+// assembled, in the order of declaration, until [Fleet.Readopt] finds them back.
 func (f *Fleet) Degraded() []Degraded {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -927,11 +927,9 @@ func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 		return down
 	})
 	for _, s := range tried {
-		if s.err != nil {
-			f.miss(s.client, s.err)
-			continue
+		if f.note(s.client, s.err); s.err == nil {
+			back = append(back, s.client.cfg.Name)
 		}
-		back = append(back, s.client.cfg.Name)
 	}
 	return back, err
 }
@@ -1052,16 +1050,19 @@ func (f *Fleet) admit(c *Client, a *Adoption) error {
 	for _, t := range a.Tools {
 		f.routes[t.Name] = c
 	}
-	delete(f.degraded, c)
 	c.commit(a)
 	return nil
 }
 
-// miss notes that an optional server cannot be adopted.
-func (f *Fleet) miss(c *Client, err error) {
+// note takes an optional server among those that are missing, or off their list
+// if err is nil.
+func (f *Fleet) note(c *Client, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.degraded[c] = degraded(c.cfg.Name, err)
+	delete(f.degraded, c)
+	if err != nil {
+		f.degraded[c] = degraded(c.cfg.Name, err)
+	}
 }
 
 // gaveUp is the error of an operation on the fleet whose caller, or whose run,
