@@ -805,7 +805,7 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 		}
 	})
 	if err := ctx.Err(); err != nil {
-		return nil, errors.Join(gaveUp("assemble", err), f.Close())
+		return nil, errors.Join(abandoned("assemble", err), f.Close())
 	}
 	var failed []error
 	for _, s := range found {
@@ -920,17 +920,11 @@ func (f *Fleet) String() string {
 // decides when it is worth it. A server that is still missing is no error, but
 // [Fleet.Degraded], with the latest reason; an error is the end of ctx.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
-	tried, err := f.readopt(ctx, func(c *Client) bool {
-		f.mu.RLock()
-		defer f.mu.RUnlock()
-		_, down := f.degraded[c]
-		return down
-	})
-	for _, s := range tried {
+	err = f.readopt(ctx, f.missing, func(s surveyed) {
 		if f.note(s.client, s.err); s.err == nil {
 			back = append(back, s.client.cfg.Name)
 		}
-	}
+	})
 	return back, err
 }
 
@@ -938,15 +932,12 @@ func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 // returns what changed. A server that cannot be read keeps the tools it had; the
 // error joins why. It may run beside calls.
 func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
-	tried, err := f.readopt(ctx, (*Client).Stale)
 	var errs []error
-	for _, s := range tried {
-		if s.err != nil {
-			errs = append(errs, s.err)
-			continue
+	err = f.readopt(ctx, (*Client).Stale, func(s surveyed) {
+		if errs = append(errs, s.err); s.err == nil {
+			changes = append(changes, s.list.Drift...)
 		}
-		changes = append(changes, s.list.Drift...)
-	}
+	})
 	return changes, errors.Join(append(errs, err)...)
 }
 
@@ -1001,14 +992,14 @@ func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surv
 	return found
 }
 
-// readopt adopts those clients anew that are meant, and returns what came of each
-// in the order of declaration. One sweep runs at a time.
-func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool) ([]surveyed, error) {
+// readopt adopts those clients anew that are meant, and tells done of each, in
+// the order of declaration. One sweep runs at a time.
+func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func(surveyed)) error {
 	select {
 	case f.sweep <- struct{}{}:
 		defer func() { <-f.sweep }()
 	case <-ctx.Done():
-		return nil, gaveUp("adopt", ctx.Err())
+		return abandoned("adopt", ctx.Err())
 	}
 	var some []*Client
 	for _, c := range f.clients {
@@ -1016,17 +1007,16 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool) ([]survey
 			some = append(some, c)
 		}
 	}
-	tried := survey(ctx, some, func(*Client) {})
-	for i := range tried {
-		s := &tried[i]
+	for _, s := range survey(ctx, some, func(*Client) {}) {
 		if s.err == nil {
 			s.err = f.admit(s.client, s.list)
 		}
+		done(s)
 	}
 	if err := ctx.Err(); err != nil {
-		return tried, gaveUp("adopt", err)
+		return abandoned("adopt", err)
 	}
-	return tried, nil
+	return nil
 }
 
 // admit puts a list in force, and gives its tools their names in the fleet; or,
@@ -1054,6 +1044,14 @@ func (f *Fleet) admit(c *Client, a *Adoption) error {
 	return nil
 }
 
+// missing reports whether c is an optional server that is missing.
+func (f *Fleet) missing(c *Client) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	_, ok := f.degraded[c]
+	return ok
+}
+
 // note takes an optional server among those that are missing, or off their list
 // if err is nil.
 func (f *Fleet) note(c *Client, err error) {
@@ -1065,9 +1063,9 @@ func (f *Fleet) note(c *Client, err error) {
 	}
 }
 
-// gaveUp is the error of an operation on the fleet whose caller, or whose run,
+// abandoned is the error of an operation on the fleet whose caller, or whose run,
 // has ended.
-func gaveUp(op string, err error) error {
+func abandoned(op string, err error) error {
 	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
 }
 

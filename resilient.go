@@ -9,7 +9,6 @@ package mcp
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -914,7 +913,7 @@ type FallbackSession struct {
 	Stub func(call *Call) *Result
 
 	mu    sync.Mutex // guards the fields below
-	kept  map[callKey]answer
+	kept  map[string]answer
 	bytes int    // of all that is kept
 	count uint64 // results given instead
 }
@@ -924,12 +923,7 @@ const (
 	keptBytes   = 1 << 20
 )
 
-// A callKey is a tool and the digest of its arguments.
-type callKey struct {
-	tool string
-	args [sha256.Size]byte
-}
-
+// An answer is one that may be given again.
 type answer struct {
 	result *Result
 	at     time.Time
@@ -1028,32 +1022,33 @@ func (r *Result) clone() *Result {
 	return &c
 }
 
-// key returns what answers to call are kept under.
-func key(call *Call) (k callKey, ok bool) {
+// key returns what answers to call are kept under: the tool and its arguments, as
+// JSON with sorted keys. It is empty if that cannot be had.
+func key(call *Call) string {
 	args := []byte("{}")
 	if call.Arguments != nil {
 		var err error
-		if args, err = json.Marshal(call.Arguments); err != nil { // sorts the keys of maps
-			return k, false
+		if args, err = json.Marshal(call.Arguments); err != nil {
+			return ""
 		}
 	}
-	return callKey{call.Tool, sha256.Sum256(args)}, true
+	return call.Tool + "\x00" + string(args)
 }
 
 // keep remembers a good answer. What is over the bounds goes, in no order.
 func (s *FallbackSession) keep(call *Call, r *Result) {
-	k, ok := key(call)
-	if s.MaxAge <= 0 || !ok || r == nil || r.IsError || r.Degraded != "" {
+	if s.MaxAge <= 0 || r == nil || r.IsError || r.Degraded != "" {
 		return
 	}
-	a := answer{r.clone(), time.Now(), 256 + len(call.Tool) + len(r.Structured) + len(r.Meta)}
+	k := key(call)
+	a := answer{r.clone(), time.Now(), 256 + len(k) + len(r.Structured) + len(r.Meta)}
 	for _, c := range r.Content {
 		a.size += 256 + len(c.Text) + len(c.Data) + len(c.Raw) + len(c.MIMEType) + len(c.URI) + len(c.Name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgetLocked(k)
-	if a.size > keptBytes {
+	if a.size > keptBytes || k == "" {
 		return
 	}
 	for other := range s.kept {
@@ -1063,20 +1058,20 @@ func (s *FallbackSession) keep(call *Call, r *Result) {
 		s.forgetLocked(other)
 	}
 	if s.kept == nil {
-		s.kept = map[callKey]answer{}
+		s.kept = map[string]answer{}
 	}
 	s.kept[k] = a
 	s.bytes += a.size
 }
 
-func (s *FallbackSession) forgetLocked(k callKey) {
+func (s *FallbackSession) forgetLocked(k string) {
 	s.bytes -= s.kept[k].size
 	delete(s.kept, k)
 }
 
 // recall returns the last good answer to call and its age, or nil.
 func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
-	k, _ := key(call)
+	k := key(call)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.kept[k]
