@@ -165,8 +165,7 @@ func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 		return nil, err
 	}
 	r, err := c.callTool(ctx, call, t)
-	var re *RPCError
-	if errors.As(err, &re) && re.Code == -32020 {
+	if re, ok := origins(err).(*RPCError); ok && re.Code == -32020 {
 		// The server has other header annotations than those we know
 		// (MCP 2026-07-28, tools): read them again, once.
 		if t = c.reannotate(ctx, t); t != nil {
