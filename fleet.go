@@ -295,8 +295,7 @@ func (c *Client) decide(listed []Tool, info *ServerInfo) (*Adoption, error) {
 // An adopted tool, with what was compiled for it. It does not change.
 type adopted struct {
 	Tool
-	cfg     *Config
-	large   chan struct{} // the Client's
+	client  *Client
 	input   *schema
 	output  *schema // nil if results are not checked
 	headers []headerParam
@@ -317,7 +316,7 @@ func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &adopted{Tool: t, cfg: &c.cfg, large: c.large, input: input, headers: input.headers(), digest: fingerprint(t.InputSchema, t.OutputSchema)}
+	a := &adopted{Tool: t, client: c, input: input, headers: input.headers(), digest: fingerprint(t.InputSchema, t.OutputSchema)}
 	a.Remote, a.Server, a.Name = t.Name, c.cfg.Name, localName(c.cfg.Prefix, t.Name)
 	partial := unheld("input", t.Name, input)
 	if t.OutputSchema != nil && c.cfg.Results != "off" {
@@ -454,11 +453,11 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	if args == nil {
 		args = map[string]any{}
 	}
-	if t.cfg.Arguments == "off" {
+	if t.client.cfg.Arguments == "off" {
 		return args, nil, nil
 	}
 	verdict := t.input.validate(args)
-	if verdict == verdictInvalid && t.cfg.Normalize {
+	if verdict == verdictInvalid && t.client.cfg.Normalize {
 		if repaired, changes, ok := t.input.normalize(args, t.Destructive && !t.ReadOnly); ok {
 			return repaired, changes, nil
 		}
@@ -470,7 +469,7 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 		return nil, nil, &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
 	}
 	issues, more := t.input.explain(args, true)
-	if t.cfg.Arguments == "advise" {
+	if t.client.cfg.Arguments == "advise" {
 		return args, issues, nil
 	}
 	return nil, nil, fail(issues, more)
@@ -505,12 +504,12 @@ const largeResult = 64 << 10
 // check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
 // tool's own failure is exempt.
 func (t *adopted) check(ctx context.Context, r *Result) error {
-	if t.OutputSchema == nil || r.IsError || t.cfg.Results == "off" {
+	if t.OutputSchema == nil || r.IsError || t.client.cfg.Results == "off" {
 		return nil
 	}
 	origin := Origin{Server: t.Server, Op: "tools/call"}
 	fail := func(detail string, issues []Issue) error {
-		if t.cfg.Results == "advise" {
+		if t.client.cfg.Results == "advise" {
 			r.Issues = append(r.Issues, issues...)
 			return nil
 		}
@@ -524,8 +523,8 @@ func (t *adopted) check(ctx context.Context, r *Result) error {
 	}
 	if len(r.Structured) > largeResult {
 		select {
-		case t.large <- struct{}{}:
-			defer func() { <-t.large }()
+		case t.client.large <- struct{}{}:
+			defer func() { <-t.client.large }()
 		case <-ctx.Done():
 			return &TransportError{Origin: origin, Reason: ReasonCancelled, Sent: true, Detail: "waiting to be checked", Err: ctx.Err()}
 		}

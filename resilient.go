@@ -180,30 +180,6 @@ func NewGuard(cfg Config, o *Options) *Guard {
 	return g
 }
 
-// drawLocked returns a number in [0, n), whatever the source does. It requires
-// that g.mu is held.
-func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-1) }
-
-func (g *Guard) now() time.Duration { return time.Since(g.base) }
-
-// Health returns the state of the breaker and what came of the last reach.
-func (g *Guard) Health() Health {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fillLocked(g.health, g.now())
-}
-
-// fillLocked returns h with what the breaker knows. It requires that g.mu is held.
-func (g *Guard) fillLocked(h Health, now time.Duration) Health {
-	b := &g.breaker
-	h.State, h.RetryAfter = b.state(now), b.wait(now)
-	h.ConsecutiveFailures, h.Faults, h.Late = b.faults, b.settled[fault], b.late
-	return h
-}
-
-// String renders [Guard.Health] as JSON, which makes g an [expvar.Var].
-func (g *Guard) String() string { return g.Health().String() }
-
 // Do runs fn under the policy: at most MaxInFlight at once, each attempt within
 // its ceiling and within what is left of the run, none while the breaker is
 // open, and again after a jittered wait where that is safe.
@@ -233,6 +209,16 @@ func (g *Guard) String() string { return g.Health().String() }
 func (g *Guard) Do(ctx context.Context, op Operation, fn func(ctx context.Context) error) error {
 	return g.do(ctx, op, 0, reachFunc(fn))
 }
+
+// Health returns the state of the breaker and what came of the last reach.
+func (g *Guard) Health() Health {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.fillLocked(g.health, g.now())
+}
+
+// String renders [Guard.Health] as JSON, which makes g an [expvar.Var].
+func (g *Guard) String() string { return g.Health().String() }
 
 // A reacher makes one reach. It is an interface so that a call of a tool needs
 // one allocation for all that it captures.
@@ -448,6 +434,14 @@ func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) He
 	return g.fillLocked(g.health, now)
 }
 
+// fillLocked returns h with what the breaker knows. It requires that g.mu is held.
+func (g *Guard) fillLocked(h Health, now time.Duration) Health {
+	b := &g.breaker
+	h.State, h.RetryAfter = b.state(now), b.wait(now)
+	h.ConsecutiveFailures, h.Faults, h.Late = b.faults, b.settled[fault], b.late
+	return h
+}
+
 // movedLocked queues the transition of the breaker, if there was one.
 func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
 	state := g.breaker.mode
@@ -612,6 +606,12 @@ func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
 	}
 	return err
 }
+
+// drawLocked returns a number in [0, n), whatever the source does. It requires
+// that g.mu is held.
+func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-1) }
+
+func (g *Guard) now() time.Duration { return time.Since(g.base) }
 
 // An originator is an error of this package.
 type originator interface{ origin() *Origin }
@@ -1109,26 +1109,6 @@ type sagaStep struct {
 	do, undo func(ctx context.Context) error
 }
 
-// A SagaError is a saga that failed. If Stuck is not empty the world is neither
-// as it was nor as it should be, and a human has to look at it.
-type SagaError struct {
-	Step   string   // the step that failed
-	Err    error    // why; what the error unwraps to
-	Undone []string // the steps that were undone, in that order
-	Stuck  []error  // the compensations that failed, in that order
-}
-
-func (e *SagaError) Error() string {
-	s := "mcp: saga: step " + strconv.Quote(e.Step) + ": " + e.Err.Error()
-	for _, err := range e.Stuck {
-		s += "; NOT UNDONE: " + err.Error()
-	}
-	return s
-}
-
-// Unwrap returns the error of the step.
-func (e *SagaError) Unwrap() error { return e.Err }
-
 // Step adds a step. Undo takes its effect back and may be nil; it runs only if do
 // has returned nil, so a do that may have had its effect and fails cleans up
 // after itself.
@@ -1158,6 +1138,26 @@ func (s *Saga) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// A SagaError is a saga that failed. If Stuck is not empty the world is neither
+// as it was nor as it should be, and a human has to look at it.
+type SagaError struct {
+	Step   string   // the step that failed
+	Err    error    // why; what the error unwraps to
+	Undone []string // the steps that were undone, in that order
+	Stuck  []error  // the compensations that failed, in that order
+}
+
+func (e *SagaError) Error() string {
+	s := "mcp: saga: step " + strconv.Quote(e.Step) + ": " + e.Err.Error()
+	for _, err := range e.Stuck {
+		s += "; NOT UNDONE: " + err.Error()
+	}
+	return s
+}
+
+// Unwrap returns the error of the step.
+func (e *SagaError) Unwrap() error { return e.Err }
 
 // undo runs the compensations of done, last first, each whatever became of those
 // before it.
