@@ -655,15 +655,18 @@ func (s *FaultyServer) answer(ctx context.Context, e envelope, emit func(method 
 	return appendResponse(nil, e.id, result, nil)
 }
 
+// result runs a request. Its error is an *RPCError, or one of the Handler's that
+// came with the end of ctx.
 func (s *FaultyServer) result(ctx context.Context, e envelope, emit func(string, []byte)) (json.RawMessage, error) {
 	meta := member(e.params, "_meta")
-	modern := s.Modern && member(meta, "io.modelcontextprotocol/protocolVersion") != nil
+	modern := s.Modern && member(meta, metaPrefix+"protocolVersion") != nil
 	switch e.method {
 	case "initialize":
 		return initializeResult(e.params, "faulty"), nil
 	case "server/discover":
 		if s.Modern {
-			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + version2026 + `"],"capabilities":{"tools":{}},"ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"faulty","version":"1"}}}`), nil
+			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + version2026 + `"],"capabilities":{"tools":{}},` +
+				`"ttlMs":0,"cacheScope":"private","_meta":{"` + metaPrefix + `serverInfo":{"name":"faulty","version":"1"}}}`), nil
 		}
 	case "ping":
 		return json.RawMessage("{}"), nil
@@ -889,7 +892,8 @@ func initializeResult(params json.RawMessage, name string) json.RawMessage {
 	default:
 		version = json.RawMessage(`"` + version2511 + `"`)
 	}
-	return json.RawMessage(`{"protocolVersion":` + string(version) + `,"capabilities":{"tools":{}},"serverInfo":{"name":"` + name + `","version":"1"}}`)
+	return json.RawMessage(`{"protocolVersion":` + string(version) + `,"capabilities":{"tools":{}},` +
+		`"serverInfo":{"name":"` + name + `","version":"1"}}`)
 }
 
 // encodeTools writes a result of tools/list.
