@@ -659,14 +659,14 @@ func (s *FaultyServer) answer(ctx context.Context, e envelope, emit func(method 
 // came with the end of ctx.
 func (s *FaultyServer) result(ctx context.Context, e envelope, emit func(string, []byte)) (json.RawMessage, error) {
 	meta := member(e.params, "_meta")
-	modern := s.Modern && member(meta, metaPrefix+"protocolVersion") != nil
+	modern := s.Modern && member(meta, "io.modelcontextprotocol/protocolVersion") != nil
 	switch e.method {
 	case "initialize":
 		return initializeResult(e.params, "faulty"), nil
 	case "server/discover":
 		if s.Modern {
 			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + version2026 + `"],"capabilities":{"tools":{}},` +
-				`"ttlMs":0,"cacheScope":"private","_meta":{"` + metaPrefix + `serverInfo":{"name":"faulty","version":"1"}}}`), nil
+				`"ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"faulty","version":"1"}}}`), nil
 		}
 	case "ping":
 		return json.RawMessage("{}"), nil

@@ -1716,7 +1716,7 @@ func shown(key string, raw json.RawMessage) string {
 		if json.Unmarshal(raw, &s) != nil {
 			return "***"
 		}
-		raw = appendString(nil, cleanURL(s))
+		raw, _ = appendValue(nil, cleanURL(s)) // a text can be written
 	}
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil || b.Len() > 64 {
