@@ -4,8 +4,8 @@ package mcp
 // many. First the Client: how tools are adopted, called and held to their
 // schemas; then the Fleet, which is Clients under one list of names; then
 // ErrorResult, which states what went wrong for a model; and last how both are
-// read from a file and the environment. Everything here goes through a Session,
-// and nothing here retries or keeps a goroutine: that is the policy's.
+// read from a file and the environment. Servers are reached through a Session
+// alone, whose policy bounds and repeats; nothing here keeps a goroutine.
 
 import (
 	"bytes"
