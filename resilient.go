@@ -295,7 +295,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
 	defer func() {
-		h := g.settle(o, t, r, start)
+		h := g.settle(o, t, r, start, spanEnd != nil)
 		g.release()
 		if spanEnd != nil {
 			spanEnd(h, err)
@@ -414,24 +414,32 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach, and returns the health as that
-// leaves it. A reach that ends too late leaves all as it is: it speaks of a time
-// gone by, to nobody but its caller.
-func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) Health {
+// settle tells the breaker what came of a reach. If its span asks, it returns the
+// health as the reach leaves it. A reach that ends too late leaves all as it is: it
+// speaks of a time gone by, to nobody but its caller.
+func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	was, h := g.breaker.mode, g.health
-	h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
-	if late := g.breaker.settle(t, r.verdict, now); late {
-		return g.fillLocked(h, now)
+	was := g.breaker.mode
+	late := g.breaker.settle(t, r.verdict, now)
+	if !late {
+		if r.verdict == fault {
+			g.cause = r.cause
+		}
+		g.health.take(o, r, now-start)
+		g.movedLocked(o, was, now)
 	}
-	if r.verdict == fault {
-		g.cause = r.cause
+	if asked {
+		h = g.fillLocked(g.health, now)
+		h.take(o, r, now-start)
 	}
-	g.health = h
-	g.movedLocked(o, was, now)
-	return g.fillLocked(g.health, now)
+	return h
+}
+
+// take notes what came of a reach.
+func (h *Health) take(o *operation, r ruling, took time.Duration) {
+	h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, took
 }
 
 // fillLocked returns h with what the breaker knows. It requires that g.mu is held.
