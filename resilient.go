@@ -654,13 +654,10 @@ func ceiling(base, limit time.Duration, n int) time.Duration {
 
 // jitter draws a wait from [0, c]: full jitter, the least work for all together.
 func jitter(c time.Duration, draw func(n int64) int64) time.Duration {
-	switch {
-	case c <= 0:
+	if c <= 0 {
 		return 0
-	case c == math.MaxInt64:
-		return time.Duration(draw(math.MaxInt64))
 	}
-	return time.Duration(draw(int64(c) + 1))
+	return time.Duration(draw(min(int64(c), math.MaxInt64-1) + 1))
 }
 
 // A ruling is what an ending means. Its zero value is a fault that is not retried.
