@@ -193,7 +193,7 @@ func ExampleFallbackSession() {
 		return &mcp.Result{Content: []mcp.Content{{Type: "text", Text: "sunny"}}}, nil
 	}}
 	cfg := mcp.Config{Name: "weather"}
-	session := mcp.NewFallbackSession(mcp.NewResilientSession(server, cfg, nil), mcp.Fallback{MaxAge: time.Hour})
+	session := &mcp.FallbackSession{Session: mcp.NewResilientSession(server, cfg, nil), MaxAge: time.Hour}
 	client := mcp.NewClient(session, cfg, nil)
 	defer client.Close()
 	call := &mcp.Call{Tool: "forecast", Arguments: map[string]any{"city": "Oslo"}}

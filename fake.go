@@ -55,10 +55,16 @@ type RecordingTransport struct {
 	script  map[string]any
 	turn    map[string]int // the next of the Answers
 	calls   []Recorded
-	inbound *Inbound      // of the first Open
-	lost    chan struct{} // closed when the connection goes; nil without one
-	slots   chan struct{} // capacity MaxInFlight
+	inbound *Inbound // of the first Open
+	conn    *connection
 	closed  bool
+}
+
+// A connection lasts from an Open to a Disconnect.
+type connection struct {
+	in    *Inbound
+	lost  chan struct{} // closed when it goes
+	slots chan struct{} // holds an element for each call; nil means no bound
 }
 
 // Answers are answers to successive calls of one method. A call after the last
@@ -113,54 +119,35 @@ func (t *RecordingTransport) Calls() []Recorded {
 // Open connects: fresh is true the first time, and the first time after a
 // Disconnect.
 func (t *RecordingTransport) Open(ctx context.Context, in Inbound) (fresh bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, &TransportError{Reason: ReasonCancelled, Err: err}
+	if ctx.Err() != nil {
+		return false, endOf(ctx, false)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return false, errFakeClosed()
+		return false, errNotConnected()
 	}
 	if t.inbound == nil {
 		t.inbound = &in
 	}
-	if t.lost != nil {
+	if t.conn != nil {
 		return false, nil
 	}
-	t.lost = make(chan struct{})
+	t.conn = &connection{in: t.inbound, lost: make(chan struct{})}
+	if t.MaxInFlight > 0 {
+		t.conn.slots = make(chan struct{}, t.MaxInFlight)
+	}
 	return true, nil
 }
 
 // Call answers from the script.
 func (t *RecordingTransport) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
-	timer, lost, err := t.begin(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	defer timer.stop()
-	if t.MaxInFlight > 0 {
-		select {
-		case t.slots <- struct{}{}:
-			defer func() { <-t.slots }()
-		case <-ctx.Done():
-			return nil, &TransportError{Reason: ReasonCancelled, Err: ctx.Err()}
-		case <-timer.c:
-			return nil, &TransportError{Reason: ReasonTimeout, Detail: "waiting for a slot"}
-		case <-lost:
-			return nil, &TransportError{Reason: ReasonDisconnected}
-		}
-	}
-	return t.answer(ctx, req, timer, lost)
+	return t.carry(ctx, req, true)
 }
 
 // Notify records a notification. It fails only if the script says so.
 func (t *RecordingTransport) Notify(ctx context.Context, req *Request) error {
-	timer, lost, err := t.begin(ctx, req)
-	if err != nil {
-		return err
-	}
-	defer timer.stop()
-	_, err = t.answer(ctx, req, timer, lost)
+	_, err := t.carry(ctx, req, false)
 	return err
 }
 
@@ -182,9 +169,9 @@ func (t *RecordingTransport) Disconnect() {
 }
 
 func (t *RecordingTransport) disconnectLocked() {
-	if t.lost != nil {
-		close(t.lost)
-		t.lost = nil
+	if t.conn != nil {
+		close(t.conn.lost)
+		t.conn = nil
 	}
 }
 
@@ -194,9 +181,9 @@ func (t *RecordingTransport) SendNotification(method string, params any) error {
 	if err != nil {
 		return err
 	}
-	in, _, err := t.receiver()
-	if err == nil && in.Notify != nil {
-		in.Notify(method, b)
+	c, err := t.connection()
+	if err == nil && c.in.Notify != nil {
+		c.in.Notify(method, b)
 	}
 	return err
 }
@@ -208,11 +195,11 @@ func (t *RecordingTransport) SendRequest(ctx context.Context, method string, par
 	if err != nil {
 		return nil, err
 	}
-	in, lost, err := t.receiver()
+	c, err := t.connection()
 	if err != nil {
 		return nil, err
 	}
-	if in.Request == nil {
+	if c.in.Request == nil {
 		return nil, &RPCError{Code: -32601}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -220,79 +207,67 @@ func (t *RecordingTransport) SendRequest(ctx context.Context, method string, par
 	// Ends with the request: it only carries the loss of the connection over.
 	go func() {
 		select {
-		case <-lost:
+		case <-c.lost:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	return in.Request(ctx, method, b)
+	return c.in.Request(ctx, method, b)
 }
 
 func (t *RecordingTransport) honoursDeadline() {}
 
-// receiver returns the Inbound in force and the connection's end.
-func (t *RecordingTransport) receiver() (*Inbound, chan struct{}, error) {
+// connection returns the one that stands.
+func (t *RecordingTransport) connection() (*connection, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lost == nil {
-		return nil, nil, errFakeClosed()
+	if t.conn == nil {
+		return nil, errNotConnected()
 	}
-	return t.inbound, t.lost, nil
+	return t.conn, nil
 }
 
-// begin refuses what no transport would carry.
-func (t *RecordingTransport) begin(ctx context.Context, req *Request) (expiry, chan struct{}, error) {
-	if err := ctx.Err(); err != nil {
-		return expiry{}, nil, &TransportError{Reason: ReasonCancelled, Err: err}
+// carry records a request and answers it from the script, within its deadline.
+func (t *RecordingTransport) carry(ctx context.Context, req *Request, slotted bool) (json.RawMessage, error) {
+	cancel := func() {}
+	if !req.Deadline.IsZero() {
+		ctx, cancel = context.WithDeadlineCause(ctx, req.Deadline, ReasonTimeout)
 	}
-	if !req.Deadline.IsZero() && !time.Now().Before(req.Deadline) {
-		return expiry{}, nil, &TransportError{Reason: ReasonTimeout}
+	defer cancel()
+	if ctx.Err() != nil {
+		return nil, endOf(ctx, false)
 	}
 	if t.MaxMessageBytes > 0 && len(req.Params) > t.MaxMessageBytes {
-		return expiry{}, nil, &TransportError{Reason: ReasonLimit, Detail: "request over " + strconv.Itoa(t.MaxMessageBytes) + " bytes"}
+		return nil, &TransportError{Reason: ReasonLimit, Detail: "request over " + strconv.Itoa(t.MaxMessageBytes) + " bytes"}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.lost == nil {
-		return expiry{}, nil, errFakeClosed()
+	c, err := t.connection()
+	if err != nil {
+		return nil, err
 	}
-	if t.slots == nil && t.MaxInFlight > 0 {
-		t.slots = make(chan struct{}, t.MaxInFlight)
+	if slotted && c.slots != nil {
+		select {
+		case c.slots <- struct{}{}:
+			defer func() { <-c.slots }()
+		case <-ctx.Done():
+			return nil, endOf(ctx, false)
+		case <-c.lost:
+			return nil, &TransportError{Reason: ReasonDisconnected}
+		}
 	}
-	return newExpiry(req.Deadline), t.lost, nil
+	answer := t.record(req)
+	if f, ok := asFunc(answer); ok {
+		answer = f.run(ctx, slices.Clone(req.Params), c.lost)
+	}
+	return t.encode(answer)
 }
 
-// answer takes the answer to a request off the script.
-func (t *RecordingTransport) answer(ctx context.Context, req *Request, timer expiry, lost <-chan struct{}) (json.RawMessage, error) {
-	answer := t.record(req)
-	run, ok := asFunc(answer)
-	if !ok {
-		return t.encode(answer)
+// endOf is the error of a request that its context ended: its deadline, as the
+// cause says, or the caller.
+func endOf(ctx context.Context, sent bool) error {
+	if context.Cause(ctx) == ReasonTimeout {
+		return &TransportError{Reason: ReasonTimeout, Sent: sent}
 	}
-	// The goroutine ends with the scripted function. Nobody waits for one that
-	// ignores its context: no Transport outlives it.
-	runCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	params := slices.Clone(req.Params)
-	done := make(chan any, 1)
-	go func() {
-		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
-		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
-		answer = run(runCtx, params)
-	}()
-	select {
-	case answer := <-done:
-		if err, ok := answer.(error); !ok || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
-			return t.encode(answer)
-		}
-		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
-	case <-ctx.Done():
-		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
-	case <-timer.c:
-		return nil, &TransportError{Reason: ReasonTimeout, Sent: true}
-	case <-lost:
-		return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
-	}
+	return &TransportError{Reason: ReasonCancelled, Sent: sent, Err: ctx.Err()}
 }
 
 // record writes a request down and takes its answer off the script.
@@ -335,21 +310,46 @@ func unscripted(req *Request) any {
 	return &TransportError{Reason: ReasonProtocol, Sent: true, Detail: "the script has no answer to " + strconv.Quote(req.Method)}
 }
 
+// A scriptFunc returns an answer, which may be an error.
+type scriptFunc func(context.Context, json.RawMessage) any
+
 // asFunc gives the functions of a script one shape.
-func asFunc(answer any) (func(context.Context, json.RawMessage) any, bool) {
+func asFunc(answer any) (scriptFunc, bool) {
 	pick := func(v any, err error) any {
 		if err != nil {
 			return err
 		}
 		return v
 	}
-	switch fn := answer.(type) {
+	switch f := answer.(type) {
 	case func(json.RawMessage) (any, error):
-		return func(_ context.Context, p json.RawMessage) any { return pick(fn(p)) }, true
+		return func(_ context.Context, params json.RawMessage) any { return pick(f(params)) }, true
 	case func(context.Context, json.RawMessage) (any, error):
-		return func(ctx context.Context, p json.RawMessage) any { return pick(fn(ctx, p)) }, true
+		return func(ctx context.Context, params json.RawMessage) any { return pick(f(ctx, params)) }, true
 	}
 	return nil, false
+}
+
+// run has a function of the script answer. The goroutine ends with the function.
+// Nobody waits for one that ignores its context: no Transport outlives it.
+func (f scriptFunc) run(ctx context.Context, params json.RawMessage, lost <-chan struct{}) any {
+	done := make(chan any, 1)
+	go func() {
+		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
+		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
+		answer = f(ctx, params)
+	}()
+	select {
+	case answer := <-done:
+		if _, failed := answer.(error); failed && ctx.Err() != nil {
+			return endOf(ctx, true)
+		}
+		return answer
+	case <-ctx.Done():
+		return endOf(ctx, true)
+	case <-lost:
+		return &TransportError{Reason: ReasonDisconnected, Sent: true}
+	}
 }
 
 // encode turns an answer into what Call returns.
@@ -393,28 +393,8 @@ func asTransportError(err error) error {
 	return ownCopy(err)
 }
 
-func errFakeClosed() error {
+func errNotConnected() error {
 	return &TransportError{Reason: ReasonDisconnected, Detail: "not connected"}
-}
-
-// An expiry is a timer that need not exist.
-type expiry struct {
-	c <-chan time.Time
-	t *time.Timer
-}
-
-func newExpiry(at time.Time) expiry {
-	if at.IsZero() {
-		return expiry{}
-	}
-	t := time.NewTimer(time.Until(at))
-	return expiry{t.C, t}
-}
-
-func (d expiry) stop() {
-	if d.t != nil {
-		d.t.Stop()
-	}
 }
 
 // A Fault is what a [FaultyServer] does wrong.
@@ -552,13 +532,14 @@ func (s *FaultyServer) reach(method string) Fault {
 
 // pause waits as FaultSlow does.
 func (s *FaultyServer) pause(ctx context.Context) error {
-	d := expiry{}
+	var over <-chan time.Time // never, if there is no Delay
 	if s.Delay > 0 {
-		d = newExpiry(time.Now().Add(s.Delay))
-		defer d.stop()
+		t := time.NewTimer(s.Delay)
+		defer t.Stop()
+		over = t.C
 	}
 	select {
-	case <-d.c:
+	case <-over:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -567,21 +548,21 @@ func (s *FaultyServer) pause(ctx context.Context) error {
 
 // session runs the fault that an operation of the Session meets.
 func (s *FaultyServer) session(ctx context.Context, method string) error {
-	if err := ctx.Err(); err != nil {
-		return &TransportError{Reason: ReasonCancelled, Err: err}
+	if ctx.Err() != nil {
+		return endOf(ctx, false)
 	}
 	s.mu.Lock()
 	closed := s.closed
 	s.mu.Unlock()
 	if closed {
-		return errFakeClosed()
+		return errNotConnected()
 	}
 	switch s.reach(method) {
 	case FaultUnreachable:
 		return &TransportError{Reason: ReasonUnavailable, Detail: "unreachable"}
 	case FaultSlow:
-		if err := s.pause(ctx); err != nil {
-			return &TransportError{Reason: ReasonCancelled, Sent: true, Err: err}
+		if s.pause(ctx) != nil {
+			return endOf(ctx, true)
 		}
 	case FaultMalformed:
 		return &TransportError{Reason: ReasonProtocol, Sent: true, Detail: "text/html", Raw: []byte(fakePage)}
@@ -623,7 +604,7 @@ func (s *FaultyServer) CallTool(ctx context.Context, call *Call) (*Result, error
 	c.Arguments = json.RawMessage(args)
 	res, err := s.handle(ctx, &c)
 	if err != nil && ctx.Err() != nil {
-		return nil, &TransportError{Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
+		return nil, endOf(ctx, true)
 	}
 	return res, err
 }
@@ -674,6 +655,8 @@ func (s *FaultyServer) answer(ctx context.Context, e envelope, emit func(method 
 	return appendResponse(nil, e.id, result, nil)
 }
 
+// result runs a request. Its error is an *RPCError, or one of the Handler's that
+// came with the end of ctx.
 func (s *FaultyServer) result(ctx context.Context, e envelope, emit func(string, []byte)) (json.RawMessage, error) {
 	meta := member(e.params, "_meta")
 	modern := s.Modern && member(meta, "io.modelcontextprotocol/protocolVersion") != nil
@@ -682,7 +665,8 @@ func (s *FaultyServer) result(ctx context.Context, e envelope, emit func(string,
 		return initializeResult(e.params, "faulty"), nil
 	case "server/discover":
 		if s.Modern {
-			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + version2026 + `"],"capabilities":{"tools":{}},"ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"faulty","version":"1"}}}`), nil
+			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + version2026 + `"],"capabilities":{"tools":{}},` +
+				`"ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"faulty","version":"1"}}}`), nil
 		}
 	case "ping":
 		return json.RawMessage("{}"), nil
@@ -717,21 +701,19 @@ func (s *FaultyServer) Serve(r io.Reader, w io.Writer) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	var mu sync.Mutex // guards writes to w, and calls
-	calls := map[string]context.CancelFunc{}
+	var calls sync.Map // what cancels a call, by its id
+	var mu sync.Mutex  // guards writes to w
 	write := func(b []byte) error {
 		mu.Lock()
 		defer mu.Unlock()
 		_, err := w.Write(b)
 		return err
 	}
-	in := bufio.NewReader(r)
-	for {
+	for in := bufio.NewReader(r); ; {
 		line, err := in.ReadBytes('\n')
-		if err != nil {
-			if err == io.EOF {
-				return nil
-			}
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
 			return err
 		}
 		e, err := scanEnvelope(bytes.TrimSpace(line))
@@ -739,42 +721,31 @@ func (s *FaultyServer) Serve(r io.Reader, w io.Writer) error {
 			continue // an answer to us, or noise
 		}
 		fault := s.reach(e.method)
-		if e.id == nil {
-			if e.method == "notifications/cancelled" {
-				mu.Lock()
-				if stop := calls[string(member(e.params, "requestId"))]; stop != nil {
-					stop()
-				}
-				mu.Unlock()
+		if e.method == "notifications/cancelled" {
+			if stop, ok := calls.Load(string(member(e.params, "requestId"))); ok {
+				stop.(context.CancelFunc)()
 			}
+		}
+		if e.id == nil {
 			continue
 		}
-		head := []byte(`{"jsonrpc":"2.0","id":` + string(e.id) + `,"result":{"content":[`)
 		switch fault {
 		case FaultUnreachable:
 			return errors.New("mcp: fake: unreachable")
 		case FaultTruncated:
-			write(head)
+			write(brokenAnswer(e.id))
 			return errors.New("mcp: fake: truncated")
 		case FaultMalformed:
-			if err := write(append(head, "}\n"...)); err != nil {
+			if err := write(append(brokenAnswer(e.id), "}\n"...)); err != nil {
 				return err
 			}
 			continue
 		}
-		// Ended by its answer, by the client's cancel or with Serve, which
-		// waits for it.
 		ctx, stop := context.WithCancel(ctx)
-		mu.Lock()
-		calls[string(e.id)] = stop
-		mu.Unlock()
-		running.Go(func() {
-			defer func() {
-				mu.Lock()
-				delete(calls, string(e.id))
-				mu.Unlock()
-				stop()
-			}()
+		calls.Store(string(e.id), stop)
+		running.Go(func() { // ended by its answer, by the client's cancel or with Serve, which waits for it
+			defer stop()
+			defer calls.Delete(string(e.id))
 			if fault == FaultSlow && s.pause(ctx) != nil {
 				return
 			}
@@ -818,20 +789,16 @@ func (s *FaultyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if e.method != "" {
 		fault = s.reach(e.method)
 	}
-	if fault == FaultUnreachable {
+	sessions := s.Sessions && r.Header.Get("MCP-Protocol-Version") != version2026
+	switch {
+	case fault == FaultUnreachable:
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
-	}
-	if s.Sessions && r.Header.Get("MCP-Protocol-Version") != version2026 {
-		s.mu.Lock()
-		known := s.sessions[id]
-		s.mu.Unlock()
-		if e.method == "initialize" {
-			w.Header().Set("Mcp-Session-Id", s.newSession())
-		} else if !known {
-			w.WriteHeader(http.StatusNotFound)
-			return
-		}
+	case sessions && e.method == "initialize":
+		w.Header().Set("Mcp-Session-Id", s.newSession())
+	case sessions && !s.knows(id):
+		w.WriteHeader(http.StatusNotFound)
+		return
 	}
 	if e.method == "" || e.id == nil {
 		w.WriteHeader(http.StatusAccepted)
@@ -842,32 +809,31 @@ func (s *FaultyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // reply answers a POST that holds a request.
 func (s *FaultyServer) reply(w http.ResponseWriter, r *http.Request, e envelope, fault Fault) {
-	open, closing := "", ""
-	w.Header().Set("Content-Type", "application/json")
+	media, open, closing := "application/json", "", ""
 	if s.SSE {
-		open, closing = "event: message\ndata: ", "\n\n"
-		w.Header().Set("Content-Type", "text/event-stream")
+		media, open, closing = "text/event-stream", "event: message\ndata: ", "\n\n"
 	}
+	if fault == FaultMalformed && !s.SSE {
+		media = "text/html; charset=utf-8"
+	}
+	w.Header().Set("Content-Type", media)
 	flush := http.NewResponseController(w).Flush
-	head := open + `{"jsonrpc":"2.0","id":` + string(e.id) + `,"result":{"content":[`
-	switch fault {
-	case FaultSlow:
+	switch {
+	case fault == FaultSlow:
 		if s.SSE {
 			flush()
 		}
 		if s.pause(r.Context()) != nil {
 			return
 		}
-	case FaultMalformed:
-		if s.SSE {
-			io.WriteString(w, head+"}"+closing)
-			return
-		}
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	case fault == FaultMalformed && s.SSE:
+		io.WriteString(w, open+string(brokenAnswer(e.id))+"}"+closing)
+		return
+	case fault == FaultMalformed:
 		io.WriteString(w, fakePage)
 		return
-	case FaultTruncated:
-		io.WriteString(w, head)
+	case fault == FaultTruncated:
+		io.WriteString(w, open+string(brokenAnswer(e.id)))
 		flush()
 		panic(http.ErrAbortHandler) // the connection closes without an end of the body
 	}
@@ -889,7 +855,7 @@ func (s *FaultyServer) reply(w http.ResponseWriter, r *http.Request, e envelope,
 func (s *FaultyServer) ForgetSessions() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sessions = nil
+	clear(s.sessions)
 }
 
 func (s *FaultyServer) newSession() string {
@@ -904,6 +870,17 @@ func (s *FaultyServer) newSession() string {
 	return id
 }
 
+func (s *FaultyServer) knows(session string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[session]
+}
+
+// brokenAnswer is an answer that has begun.
+func brokenAnswer(id json.RawMessage) []byte {
+	return []byte(`{"jsonrpc":"2.0","id":` + string(id) + `,"result":{"content":[`)
+}
+
 // fakePage is what a proxy puts in front of a server that it cannot reach.
 const fakePage = "<!doctype html><title>Sign in</title>"
 
@@ -915,7 +892,8 @@ func initializeResult(params json.RawMessage, name string) json.RawMessage {
 	default:
 		version = json.RawMessage(`"` + version2511 + `"`)
 	}
-	return json.RawMessage(`{"protocolVersion":` + string(version) + `,"capabilities":{"tools":{}},"serverInfo":{"name":"` + name + `","version":"1"}}`)
+	return json.RawMessage(`{"protocolVersion":` + string(version) + `,"capabilities":{"tools":{}},` +
+		`"serverInfo":{"name":"` + name + `","version":"1"}}`)
 }
 
 // encodeTools writes a result of tools/list.
@@ -930,19 +908,12 @@ func encodeTools(tools []Tool, modern bool) (json.RawMessage, error) {
 		} else if t.ReadOnly || t.Idempotent {
 			m["annotations"] = map[string]any{"readOnlyHint": t.ReadOnly, "idempotentHint": t.Idempotent, "destructiveHint": t.Destructive}
 		}
-		m["name"] = t.Name
 		m["inputSchema"] = json.RawMessage(`{"type":"object"}`)
-		if t.InputSchema != nil {
-			m["inputSchema"] = t.InputSchema
-		}
-		if t.OutputSchema != nil {
-			m["outputSchema"] = t.OutputSchema
-		}
-		setText(m, "title", t.Title)
-		setText(m, "description", t.Description)
 		if t.TaskSupport != "" {
 			m["execution"] = map[string]any{"taskSupport": t.TaskSupport}
 		}
+		maps.Copy(m, members{"name": t.Name, "title": t.Title, "description": t.Description,
+			"inputSchema": t.InputSchema, "outputSchema": t.OutputSchema}.given())
 		list[i] = m
 	}
 	m := map[string]any{"tools": list}
@@ -958,15 +929,9 @@ func encodeResult(r *Result, modern bool) (json.RawMessage, error) {
 	for i, c := range r.Content {
 		blocks[i] = encodeContent(c)
 	}
-	m := map[string]any{"content": blocks}
-	if r.Structured != nil {
-		m["structuredContent"] = r.Structured
-	}
+	m := members{"content": blocks, "structuredContent": r.Structured, "_meta": r.Meta}.given()
 	if r.IsError {
 		m["isError"] = true
-	}
-	if r.Meta != nil {
-		m["_meta"] = r.Meta
 	}
 	if modern {
 		m["resultType"] = "complete"
@@ -978,36 +943,35 @@ func encodeContent(c Content) any {
 	if c.Raw != nil {
 		return c.Raw
 	}
-	m := map[string]any{"type": c.Type}
-	to := m
 	if c.Type == "resource" {
-		to = map[string]any{}
-		m["resource"] = to
-		setText(to, "blob", c.Data)
-	} else {
-		setText(m, "data", c.Data)
-		setText(m, "name", c.Name)
+		resource := members{"uri": c.URI, "mimeType": c.MIMEType, "text": c.Text, "blob": c.Data}.given()
+		return map[string]any{"type": c.Type, "resource": resource}
 	}
-	if c.Type == "text" || c.Text != "" {
-		to["text"] = c.Text
+	m := members{"uri": c.URI, "mimeType": c.MIMEType, "text": c.Text, "data": c.Data, "name": c.Name}.given()
+	m["type"] = c.Type
+	if c.Type == "text" {
+		m["text"] = c.Text // even if it is empty
 	}
-	setText(to, "uri", c.URI)
-	setText(to, "mimeType", c.MIMEType)
 	return m
 }
 
 func encodeProgress(token json.RawMessage, p Progress) []byte {
-	m := map[string]any{"progressToken": token, "progress": p.Progress}
+	m := members{"progressToken": token, "progress": p.Progress, "message": p.Message}.given()
 	if p.Total != 0 {
 		m["total"] = p.Total
 	}
-	setText(m, "message", p.Message)
 	b, _ := appendValue(nil, m) // fails only on a number that is none
 	return b
 }
 
-func setText(m map[string]any, key, text string) {
-	if text != "" {
-		m[key] = text
-	}
+// members are the members of a JSON object.
+type members map[string]any
+
+// given returns m without the texts and the raw values that are empty.
+func (m members) given() map[string]any {
+	maps.DeleteFunc(m, func(_ string, v any) bool {
+		raw, isRaw := v.(json.RawMessage)
+		return v == "" || isRaw && raw == nil
+	})
+	return m
 }

@@ -1,5 +1,12 @@
 package mcp
 
+// What an agent holds: a Client is the tools of one server, a Fleet those of
+// many. First the Client: how tools are adopted, called and held to their
+// schemas; then the Fleet, which is Clients under one list of names; then
+// ErrorResult, which states what went wrong for a model; and last how both are
+// read from a file and the environment. Servers are reached through a Session
+// alone, whose policy bounds and repeats; nothing here keeps a goroutine.
+
 import (
 	"bytes"
 	"cmp"
@@ -17,9 +24,1295 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-	"unicode/utf8"
 )
+
+// A Client is one server as an agent holds it: the tools that were adopted, by
+// model-facing names, with arguments and results held to their schemas. It is
+// safe for concurrent use.
+type Client struct {
+	s     Session
+	cfg   Config
+	o     *Options
+	large chan struct{}         // holds an element while a large result is checked
+	fleet atomic.Pointer[Fleet] // gives out the names; a Client by itself has one of its own
+
+	mu    sync.RWMutex // guards the fields below
+	list  *Adoption    // in force; nil before the first
+	drift []Drift      // seen since then, not adopted
+}
+
+// An Adoption is what came of reading a server's tool list.
+type Adoption struct {
+	Server   *ServerInfo
+	Tools    []Tool      // in the server's order, by model-facing names
+	Rejected []Rejection // what was left out, and why
+	Partial  []Rejection // adopted, though a part of the schema is not checked
+	Drift    []Drift     // against the adoption before
+
+	held map[string]*adopted // the Tools, by name
+}
+
+// A Rejection is a tool that was left out, or held in part only.
+type Rejection struct {
+	Tool   string // the server's name for it
+	Reason string // in our words
+}
+
+// Drift is a change in a server's tools since they were adopted.
+type Drift struct {
+	Server string
+	Tool   string // the server's name for it
+	Change string // "added", "removed" or "changed"
+	Detail string // what changed, in our words
+}
+
+// New composes a Client from one Config: transport, session, policy, tools.
+// Nothing is started before the first operation. A nil o means defaults. The
+// error joins a *[ConfigError] for every problem of cfg.
+func New(cfg Config, o *Options) (*Client, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	t, err := NewTransport(cfg, o)
+	if err != nil {
+		return nil, err
+	}
+	return NewClient(NewResilientSession(NewSession(t, cfg, o), cfg, o), cfg, o), nil
+}
+
+// NewClient returns a Client over any Session: usually a [ResilientSession].
+func NewClient(s Session, cfg Config, o *Options) *Client {
+	if o == nil {
+		o = &Options{}
+	}
+	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
+	newFleet(c)
+	if speaker, ok := innermost(s).(reconnecter); ok {
+		speaker.onReconnect(func(ctx context.Context) { c.compare(ctx, speaker) })
+	}
+	return c
+}
+
+// A reconnecter is a session that may find another server than the one before.
+type reconnecter interface {
+	Session
+	onReconnect(func(context.Context))
+	serverInfo() *ServerInfo
+}
+
+// Adopt connects, reads the tool list and adopts what [Config] allows. A tool
+// that cannot be held safely is rejected, by name, and costs no other. It may
+// be called again, beside running calls: the new list then replaces the old. A
+// name in Allow that the server lacks, a pin that does not fit, or a name that
+// another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
+// nothing changes.
+func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
+	a, err := c.survey(ctx)
+	if err == nil {
+		err = c.fleet.Load().admit(c, a)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Adoption returns what came of the tool list that is in force, what was left
+// out of it included; nil before the first adoption. It is not changed.
+func (c *Client) Adoption() *Adoption {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.list
+}
+
+// Tools returns the adopted tools, in the server's order.
+func (c *Client) Tools() []Tool {
+	if a := c.Adoption(); a != nil {
+		return slices.Clone(a.Tools)
+	}
+	return nil
+}
+
+// Drift returns what was seen to change since the adoption and was not
+// adopted. [Client.Adopt] adopts it.
+func (c *Client) Drift() []Drift {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.Clone(c.drift)
+}
+
+// Stale reports whether the tool list may have changed since it was adopted:
+// the server has announced it, has vouched for it only for a time that has
+// passed, or has come back different.
+func (c *Client) Stale() bool {
+	if s, ok := innermost(c.s).(interface{ stale() bool }); ok && s.stale() {
+		return true
+	}
+	return len(c.Drift()) > 0
+}
+
+// Call calls an adopted tool, by its model-facing name or the server's own; the
+// first call of a Client that has adopted nothing adopts. Arguments that do not
+// fit the tool's input schema are an *[ArgumentError], and nothing is sent; a
+// result outside the output schema is a *[ProtocolError]; whatever else can go
+// wrong is one of the other error types of this package. A tool's own failure is
+// a Result with IsError.
+func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
+	t, err := c.find(ctx, call.Tool)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.callTool(ctx, call, t)
+	if re, ok := origins(err).(*RPCError); ok && re.Code == -32020 {
+		// The server has other header annotations than those we know
+		// (MCP 2026-07-28, tools): read them again, once.
+		if t = c.reannotate(ctx, t); t != nil {
+			return c.callTool(ctx, call, t)
+		}
+	}
+	return r, err
+}
+
+// Health returns what on-call sees of the server; it is zero but for the name
+// if the Client's Session has no policy.
+func (c *Client) Health() Health {
+	if h, ok := c.s.(interface{ Health() Health }); ok {
+		return h.Health()
+	}
+	return Health{Server: c.cfg.Name}
+}
+
+// Close ends the session. It may be called more than once, and beside calls.
+func (c *Client) Close() error { return c.s.Close() }
+
+// survey reads the server's tools and decides about them. What it returns is not
+// in force before commit.
+func (c *Client) survey(ctx context.Context) (*Adoption, error) {
+	info, err := c.s.Initialize(ctx)
+	if err != nil {
+		return nil, err
+	}
+	listed, err := c.s.ListTools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.decide(listed, info)
+}
+
+// commit puts a in force.
+func (c *Client) commit(a *Adoption) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list != nil {
+		a.Drift = c.list.driftTo(a, c.cfg.Name)
+	}
+	c.list, c.drift = a, nil
+}
+
+// compare reads the tool list again after a reconnection, past the policy, since
+// that is a part of the reach that reconnected. What has changed is reported as
+// drift and not adopted.
+func (c *Client) compare(ctx context.Context, s reconnecter) {
+	had := c.Adoption()
+	if had == nil {
+		return
+	}
+	listed, err := s.ListTools(ctx)
+	if err != nil {
+		return // the operation that reconnected will meet the fault itself
+	}
+	now, _ := c.decide(listed, s.serverInfo()) // what the Config misses now is drift, too
+	drift := had.driftTo(now, c.cfg.Name)
+	c.mu.Lock()
+	c.drift = drift
+	c.mu.Unlock()
+	if c.o.Logger != nil && len(drift) > 0 {
+		c.o.Logger.LogAttrs(ctx, slog.LevelWarn, "tools changed while the server was away",
+			slog.String("server", c.cfg.Name), slog.Int("changes", len(drift)))
+	}
+}
+
+// decide says which of the listed tools are adopted and why the others are not.
+// The error joins what the Config demands and the list does not have.
+func (c *Client) decide(listed []Tool, info *ServerInfo) (*Adoption, error) {
+	a := &Adoption{Server: info, held: map[string]*adopted{}}
+	reject := func(name, reason string) { a.Rejected = append(a.Rejected, Rejection{name, reason}) }
+	var unmet []error
+	demand := func(key, name, detail string) {
+		unmet = append(unmet, &ConfigError{Server: c.cfg.Name, Key: key, Value: quoted(name), Detail: detail})
+	}
+	if m, ok := innermost(c.s).(interface{ malformed() int }); ok && m.malformed() > 0 {
+		reject("", strconv.Itoa(m.malformed())+" entries of the list are no tools")
+	}
+	schemaBytes, seen := 0, map[string]bool{}
+	for _, t := range listed {
+		size, twice := len(t.InputSchema)+len(t.OutputSchema), seen[t.Name]
+		seen[t.Name] = true
+		switch {
+		case t.Name == "":
+			reject("", "the entry has no name")
+		case twice:
+			reject(t.Name, "the server lists this name twice; the first is kept")
+		case c.cfg.Allow != nil && !slices.Contains(c.cfg.Allow, t.Name), slices.Contains(c.cfg.Deny, t.Name):
+			// the operator's choice needs no report
+		case len(a.Tools) >= c.cfg.MaxTools:
+			reject(t.Name, "over max_tools ("+strconv.Itoa(c.cfg.MaxTools)+")")
+		case schemaBytes+size > c.cfg.MaxSchemaBytes:
+			reject(t.Name, "over max_schema_bytes ("+strconv.Itoa(c.cfg.MaxSchemaBytes)+")")
+		default:
+			held, partial, err := c.compile(t, info)
+			if err == nil && a.held[held.Name] != nil {
+				err = errors.New("its model-facing name " + quoted(held.Name) + " is taken by " + quoted(a.held[held.Name].Remote))
+			}
+			if err != nil {
+				reject(t.Name, err.Error())
+				continue
+			}
+			if pin, ok := c.cfg.Pins[t.Name]; ok && pin != held.digest {
+				demand("pins", t.Name, "the schema has changed: its fingerprint is now "+held.digest)
+			}
+			schemaBytes += size
+			a.held[held.Name] = held
+			a.Tools = append(a.Tools, held.Tool)
+			a.Partial = append(a.Partial, partial...)
+		}
+	}
+	for _, name := range c.cfg.Allow {
+		if !seen[name] {
+			demand("allow", name, "the server has no such tool"+suggest(name, names(listed)))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.cfg.Pins)) {
+		if !seen[name] {
+			demand("pins", name, "the server no longer has this tool")
+		}
+	}
+	return a, errors.Join(unmet...)
+}
+
+// An adopted tool, with what was compiled for it. It does not change.
+type adopted struct {
+	Tool
+	client  *Client
+	input   *schema
+	output  *schema // nil if results are not checked
+	headers []headerParam
+	digest  string // of the schemas
+}
+
+// compile prepares one tool, and lists what of its schemas will not be checked;
+// or it says why the tool cannot be held.
+func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error) {
+	switch {
+	case t.TaskSupport == "required":
+		return nil, nil, errors.New("it can only be called as a task, which is not supported")
+	case t.InputSchema == nil:
+		return nil, nil, errors.New("it has no input schema")
+	}
+	modern := info != nil && info.Protocol == version2026
+	input, err := compileSchema(t.InputSchema, schemaOptions{input: true, headers: modern && c.cfg.Transport == "http"})
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &adopted{Tool: t, client: c, input: input, headers: input.headers(), digest: fingerprint(t.InputSchema, t.OutputSchema)}
+	a.Remote, a.Server, a.Name = t.Name, c.cfg.Name, localName(c.cfg.Prefix, t.Name)
+	partial := unheld("input", t.Name, input)
+	if t.OutputSchema != nil && c.cfg.Results != "off" {
+		if a.output, err = compileSchema(t.OutputSchema, schemaOptions{anyRoot: modern}); err != nil {
+			partial = append(partial, Rejection{t.Name, "output schema is not checked: " + err.Error()})
+		} else {
+			partial = append(partial, unheld("output", t.Name, a.output)...)
+		}
+	}
+	return a, partial, nil
+}
+
+// unheld lists the parts of a schema that will not be checked. A format that we
+// do not know is none: it says what a text means, and demands nothing.
+func unheld(which, tool string, s *schema) (parts []Rejection) {
+	for _, u := range s.unchecked() {
+		if u.Why != "annotation" {
+			parts = append(parts, Rejection{tool, which + " schema: " + quoted(u.Keyword) + " at " + quoted(u.Pointer) + " is not checked: " + u.Why})
+		}
+	}
+	return parts
+}
+
+// driftTo names the differences between two adoptions, by tool.
+func (a *Adoption) driftTo(now *Adoption, server string) (out []Drift) {
+	for _, name := range slices.Sorted(maps.Keys(a.held)) {
+		switch had, has := a.held[name], now.held[name]; {
+		case has == nil:
+			out = append(out, Drift{server, had.Remote, "removed", ""})
+		case has.digest != had.digest:
+			out = append(out, Drift{server, has.Remote, "changed", difference(had.Tool, has.Tool)})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(now.held)) {
+		if a.held[name] == nil {
+			out = append(out, Drift{server, now.held[name].Remote, "added", ""})
+		}
+	}
+	return out
+}
+
+// difference says in a few words how the schemas of two tools differ.
+func difference(had, has Tool) string {
+	if d := schemaDiff(had.InputSchema, has.InputSchema); d != "" {
+		return "input schema: " + d
+	}
+	return "output schema: " + schemaDiff(had.OutputSchema, has.OutputSchema)
+}
+
+// find returns the adopted tool of that name.
+func (c *Client) find(ctx context.Context, name string) (*adopted, error) {
+	a := c.Adoption()
+	if a == nil {
+		var err error
+		if a, err = c.Adopt(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if t := a.held[name]; t != nil {
+		return t, nil
+	}
+	for _, t := range a.held {
+		if t.Remote == name {
+			return t, nil
+		}
+	}
+	return nil, unknownTool(c.cfg.Name, name, a.Tools)
+}
+
+// callTool calls t: arguments are checked before, the result after.
+func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result, error) {
+	args, issues, err := t.arguments(call.Arguments)
+	if err != nil {
+		return nil, err
+	}
+	out := *call
+	out.Tool, out.Arguments, out.tool = t.Remote, args, t
+	out.repeatable = c.cfg.TrustAnnotations && (t.ReadOnly || t.Idempotent)
+	if len(t.headers) > 0 {
+		out.header = mirror(t.headers, args)
+	}
+	r, err := c.s.CallTool(ctx, &out)
+	if err == nil && !out.checked && r.Degraded == "" { // a substitute keeps no promise, and says so
+		err = t.check(ctx, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.Issues = append(issues, r.Issues...)
+	return r, nil
+}
+
+// reannotate reads the header annotations of t again and returns it with them,
+// nil if they cannot be had. Nothing else of the new list is adopted.
+func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
+	listed, err := c.s.ListTools(ctx)
+	i := slices.IndexFunc(listed, func(l Tool) bool { return l.Name == t.Remote })
+	if err != nil || i < 0 {
+		return nil
+	}
+	s, err := compileSchema(listed[i].InputSchema, schemaOptions{input: true, headers: true})
+	if err != nil {
+		return nil
+	}
+	fresh := *t
+	fresh.headers = s.headers()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list.held[t.Name] == t { // else somebody has adopted a later list
+		next := *c.list
+		next.held = maps.Clone(next.held)
+		next.held[t.Name] = &fresh
+		c.list = &next
+	}
+	return &fresh
+}
+
+// arguments returns what is sent for the caller's arguments, as plain JSON
+// values, and the issues that "advise" lets pass.
+func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
+	fail := func(issues []Issue, more bool) error {
+		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
+	}
+	args, ok := v.(map[string]any)
+	if v != nil && (!ok || !isPlain(args, 0)) {
+		b, err := appendValue(nil, v)
+		if err == nil {
+			v, err = decodeValue(b)
+		}
+		if args, ok = v.(map[string]any); err != nil || !ok && v != nil {
+			return nil, nil, fail([]Issue{{Keyword: "type", Want: "an object", Got: "something else"}}, false)
+		}
+	}
+	if args == nil {
+		args = map[string]any{}
+	}
+	if t.client.cfg.Arguments == "off" {
+		return args, nil, nil
+	}
+	verdict := t.input.validate(args)
+	if verdict == verdictInvalid && t.client.cfg.Normalize {
+		if repaired, changes, ok := t.input.normalize(args, t.Destructive && !t.ReadOnly); ok {
+			return repaired, changes, nil
+		}
+	}
+	switch verdict {
+	case verdictValid:
+		return args, nil, nil
+	case verdictBudget:
+		return nil, nil, &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
+	}
+	issues, more := t.input.explain(args, true)
+	if t.client.cfg.Arguments == "advise" {
+		return args, issues, nil
+	}
+	return nil, nil, fail(issues, more)
+}
+
+// maxPlainDepth bounds the walk over a caller's value, which may be a cycle.
+const maxPlainDepth = 128
+
+// isPlain reports whether v holds nothing but what a JSON decoder yields, or the
+// numbers that callers write by hand.
+func isPlain(v any, depth int) bool {
+	switch v := v.(type) {
+	case nil, string, bool, json.Number, float64, int, int64:
+		return true
+	case []any:
+		return depth < maxPlainDepth && !slices.ContainsFunc(v, func(e any) bool { return !isPlain(e, depth+1) })
+	case map[string]any:
+		for _, e := range v {
+			if depth >= maxPlainDepth || !isPlain(e, depth+1) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// largeResult is the structured content that is checked one at a time: decoded,
+// it may take forty times its length.
+const largeResult = 64 << 10
+
+// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
+// tool's own failure is exempt.
+func (t *adopted) check(ctx context.Context, r *Result) error {
+	if t.OutputSchema == nil || r.IsError || t.client.cfg.Results == "off" {
+		return nil
+	}
+	origin := Origin{Server: t.Server, Op: "tools/call"}
+	fail := func(detail string, issues []Issue) error {
+		if t.client.cfg.Results == "advise" {
+			r.Issues = append(r.Issues, issues...)
+			return nil
+		}
+		return &ProtocolError{Origin: origin, Detail: detail, Issues: issues, Raw: clip(r.Structured), Result: r}
+	}
+	if r.Structured == nil {
+		return fail("the tool promises structured content and gave none", []Issue{{Keyword: "required", Want: "structured content"}})
+	}
+	if t.output == nil {
+		return nil
+	}
+	if len(r.Structured) > largeResult {
+		select {
+		case t.client.large <- struct{}{}:
+			defer func() { <-t.client.large }()
+		case <-ctx.Done():
+			return &TransportError{Origin: origin, Reason: ReasonCancelled, Sent: true, Detail: "waiting to be checked", Err: ctx.Err()}
+		}
+	}
+	v, err := decodeValue(r.Structured)
+	if err != nil {
+		return fail("the structured content cannot be read", nil)
+	}
+	switch t.output.validate(v) {
+	case verdictValid:
+		return nil
+	case verdictBudget:
+		return fail("the structured content cannot be checked within bounds", nil)
+	}
+	issues, _ := t.output.explain(v, false)
+	return fail("the structured content does not fit the tool's output schema", issues)
+}
+
+// mirror picks the arguments that travel as headers too (MCP 2026-07-28,
+// transports). An absent or null argument has no header.
+func mirror(params []headerParam, args map[string]any) map[string]string {
+	out := map[string]string{}
+	for _, p := range params {
+		var v any = args
+		for _, k := range p.Path {
+			m, _ := v.(map[string]any)
+			v = m[k]
+		}
+		switch v := v.(type) {
+		case nil, map[string]any, []any:
+		case string:
+			out[p.Name] = v
+		default:
+			if b, err := appendValue(nil, v); err == nil {
+				out[p.Name] = string(b)
+			}
+		}
+	}
+	return out
+}
+
+// unknownTool is the refusal of a call to a tool that was not adopted.
+func unknownTool(server, tool string, known []Tool) error {
+	hint := strings.TrimPrefix(suggest(tool, names(known)), "; ")
+	return &ArgumentError{Origin: Origin{Server: server, Op: "tools/call"}, Tool: tool, Unknown: true,
+		Issues: []Issue{{Keyword: "tool", Want: hint}}}
+}
+
+// names lists the names of tools.
+func names(tools []Tool) []string {
+	out := make([]string, len(tools))
+	for i, t := range tools {
+		out[i] = t.Name
+	}
+	return out
+}
+
+// localName returns the model-facing name of a tool: at most 64 letters, digits,
+// '_' and '-', which every model API takes. The same tool under the same prefix
+// always has the same name.
+func localName(prefix, tool string) string {
+	name := tool
+	if prefix != "" {
+		name = prefix + "-" + tool
+	}
+	folded := foldName(name, '_')
+	if len(folded) <= 64 {
+		return folded
+	}
+	sum := sha256.Sum256([]byte(name))
+	return folded[:55] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// nameChars are what the names of servers, and model-facing names, are made of.
+const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
+// foldName puts one character in the place of each that a name may not have.
+func foldName(name string, in rune) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(nameChars, r) {
+			return r
+		}
+		return in
+	}, name)
+}
+
+// A Resource is a resource as the server lists it.
+type Resource struct {
+	URI         string `json:"uri"`
+	Name        string `json:"name"`
+	Title       string `json:"title"`
+	Description string `json:"description"`
+	MIMEType    string `json:"mimeType"`
+}
+
+// A Prompt is a prompt template as the server lists it.
+type Prompt struct {
+	Name        string `json:"name"`
+	Title       string `json:"title"`
+	Description string `json:"description"`
+	Arguments   []struct {
+		Name        string `json:"name"`
+		Description string `json:"description"`
+		Required    bool   `json:"required"`
+	} `json:"arguments"`
+}
+
+// A PromptMessage is one message of an expanded prompt.
+type PromptMessage struct {
+	Role    string // "user" or "assistant"
+	Content Content
+}
+
+// Request sends any request under the policy; see [TransportSession.Request].
+func (c *Client) Request(ctx context.Context, method string, params, out any) error {
+	if r, ok := c.s.(requester); ok {
+		return r.Request(ctx, method, params, out)
+	}
+	return toolsOnly(c.cfg.Name, method)
+}
+
+// Resources lists the server's resources.
+func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
+	return readList[Resource](ctx, c, "resources")
+}
+
+// ReadResource reads a resource. Text and Data of each block hold its text or
+// its base64 blob.
+func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error) {
+	var out struct {
+		Contents []struct{ URI, MIMEType, Text, Blob string }
+	}
+	if err := c.Request(ctx, "resources/read", map[string]any{"uri": uri}, &out); err != nil {
+		return nil, err
+	}
+	blocks := make([]Content, len(out.Contents))
+	for i, b := range out.Contents {
+		blocks[i] = Content{Type: "resource", URI: b.URI, MIMEType: b.MIMEType, Text: b.Text, Data: b.Blob}
+	}
+	return blocks, nil
+}
+
+// Prompts lists the server's prompts.
+func (c *Client) Prompts(ctx context.Context) ([]Prompt, error) {
+	return readList[Prompt](ctx, c, "prompts")
+}
+
+// Prompt expands a prompt.
+func (c *Client) Prompt(ctx context.Context, name string, args map[string]string) ([]PromptMessage, error) {
+	const method = "prompts/get"
+	params := map[string]any{"name": name}
+	if len(args) > 0 {
+		params["arguments"] = args
+	}
+	var out struct {
+		Messages []struct {
+			Role    string
+			Content json.RawMessage
+		}
+	}
+	if err := c.Request(ctx, method, params, &out); err != nil {
+		return nil, err
+	}
+	messages := make([]PromptMessage, len(out.Messages))
+	for i, m := range out.Messages {
+		r, err := decodeToolResult([]byte(`{"content":[` + string(m.Content) + `]}`)) // a block like those of a tool
+		if err != nil || len(r.Content) != 1 {
+			return nil, c.unreadable(method, ReasonProtocol, "a message has no readable content", m.Content)
+		}
+		messages[i] = PromptMessage{m.Role, r.Content[0]}
+	}
+	return messages, nil
+}
+
+// Complete asks for completions of an argument of a prompt or of a resource
+// template: ref is {"type":"ref/prompt","name":…} or
+// {"type":"ref/resource","uri":…}.
+func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, value string) ([]string, error) {
+	var out struct{ Completion struct{ Values []string } }
+	params := map[string]any{"ref": ref, "argument": map[string]any{"name": argument, "value": value}}
+	err := c.Request(ctx, "completion/complete", params, &out)
+	return out.Completion.Values, err
+}
+
+// readList reads a list to its last page, each page under the policy.
+func readList[T any](ctx context.Context, c *Client, what string) (all []T, err error) {
+	method := what + "/list"
+	var params any
+	for p := (pager{limit: 2 * c.cfg.MaxMessageBytes}); ; {
+		var raw json.RawMessage
+		if err := c.Request(ctx, method, params, &raw); err != nil {
+			return nil, err
+		}
+		var page struct {
+			NextCursor *string `json:"nextCursor"`
+		}
+		var entries []T
+		if json.Unmarshal(raw, &page) != nil || json.Unmarshal(member(raw, what), &entries) != nil {
+			return nil, c.unreadable(method, ReasonProtocol, "the result is not a list", raw)
+		}
+		if reason, detail := p.next(page.NextCursor, len(raw)); detail != "" {
+			return nil, c.unreadable(method, reason, detail, raw)
+		}
+		all = append(all, entries...)
+		if page.NextCursor == nil {
+			return all, nil
+		}
+		params = map[string]any{"cursor": *page.NextCursor}
+	}
+}
+
+// unreadable is the failure of a request whose result cannot be used.
+func (c *Client) unreadable(method string, reason Reason, detail string, raw []byte) error {
+	return &TransportError{Origin: Origin{Server: c.cfg.Name, Op: method}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
+}
+
+// A Fleet is many servers under one list of tools. It is safe for concurrent
+// use.
+type Fleet struct {
+	clients []*Client
+	sweep   chan struct{} // holds an element while servers are adopted anew
+
+	mu       sync.RWMutex // guards the fields below; taken before that of a Client
+	routes   map[string]*Client
+	degraded map[*Client]Degraded
+}
+
+// Degraded is an optional server that is missing, as data.
+type Degraded struct {
+	Server string  `json:"server"`
+	Class  Outcome `json:"class"`
+	Reason string  `json:"reason"` // in our words
+	Err    error   `json:"-"`
+}
+
+// Open composes a Client for each Config and assembles them. Nothing is
+// started if a Config has a problem; the error then joins a *[ConfigError] for
+// every problem of all. A nil o means defaults.
+func Open(ctx context.Context, cfgs []Config, o *Options) (*Fleet, error) {
+	var clients []*Client
+	var errs []error
+	for _, cfg := range cfgs {
+		c, err := New(cfg, o)
+		clients, errs = append(clients, c), append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return Assemble(ctx, clients...)
+}
+
+// newFleet puts clients under one list of names, none of which is given out yet.
+func newFleet(clients ...*Client) *Fleet {
+	f := &Fleet{clients: clients, sweep: make(chan struct{}, 1), routes: map[string]*Client{}, degraded: map[*Client]Degraded{}}
+	for _, c := range clients {
+		c.fleet.Store(f)
+	}
+	return f
+}
+
+// errFailFast ends the adoption of the others when a required server failed.
+var errFailFast = errors.New("a required server failed")
+
+// Assemble adopts all servers at once; tools, what is degraded and errors are
+// in the order of the arguments, whatever the order of arrival. A required
+// server that cannot be adopted, or two tools that would answer to one name,
+// is an error: the others are then cancelled and everything is closed. An
+// optional server that cannot be adopted is [Fleet.Degraded].
+func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
+	f := newFleet(clients...)
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	found := survey(inner, clients, func(c *Client) {
+		if !c.cfg.Optional {
+			cancel(errFailFast)
+		}
+	})
+	if err := ctx.Err(); err != nil {
+		return nil, errors.Join(abandoned("assemble", err), f.Close())
+	}
+	var failed []error
+	for _, s := range found {
+		c, err := s.client, s.err
+		switch {
+		case err == nil:
+			if err = f.admit(c, s.list); err != nil {
+				failed = append(failed, err)
+			}
+		case c.cfg.Optional:
+			f.note(c, err)
+		case context.Cause(inner) != errFailFast || !errors.Is(err, context.Canceled): // else the failure is another's
+			failed = append(failed, unavailable(c.cfg.Name, err))
+		}
+	}
+	if len(failed) > 0 {
+		f.Close() // its errors must not hide the failure
+		return nil, errors.Join(failed...)
+	}
+	return f, nil
+}
+
+// Tools returns the tools of all servers, in the order of declaration, by
+// model-facing names.
+func (f *Fleet) Tools() []Tool {
+	var all []Tool
+	for _, c := range f.clients {
+		all = append(all, c.Tools()...)
+	}
+	return all
+}
+
+// Client returns the client of a server, nil if there is none of that name.
+func (f *Fleet) Client(server string) *Client {
+	for _, c := range f.clients {
+		if c.cfg.Name == server {
+			return c
+		}
+	}
+	return nil
+}
+
+// Call calls a tool by its model-facing name; see [Client.Call].
+func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
+	if c := f.route(call.Tool); c != nil {
+		return c.Call(ctx, call)
+	}
+	return nil, unknownTool("", call.Tool, f.Tools())
+}
+
+// Answer calls a tool for a model. It always returns a result: an error is one
+// as [ErrorResult] makes it. Text of the server is put into an envelope that
+// marks it as data and that it cannot close, and is cut, which is said, where it
+// runs past [Config.MaxResultBytes].
+func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
+	c := f.route(call.Tool)
+	if c == nil {
+		return ErrorResult(unknownTool("", call.Tool, f.Tools()))
+	}
+	r, err := c.Call(ctx, call)
+	if err != nil {
+		return ErrorResult(err)
+	}
+	return forModel(r, foldName(c.cfg.Name, '_')+"/"+call.Tool, max(0, c.cfg.MaxResultBytes))
+}
+
+// Degraded lists the optional servers that were missing when the fleet was
+// assembled, in the order of declaration, until [Fleet.Readopt] finds them back.
+func (f *Fleet) Degraded() []Degraded {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	var out []Degraded
+	for _, c := range f.clients {
+		if d, ok := f.degraded[c]; ok {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// Notice says, once and as data, what is missing from this run, for the model's
+// context. It is empty when nothing is.
+func (f *Fleet) Notice() string {
+	var lines []string
+	for _, d := range f.Degraded() {
+		lines = append(lines, "The tools of server "+strconv.Quote(d.Server)+" are not available in this run: "+d.Reason+".")
+	}
+	if lines == nil {
+		return ""
+	}
+	return envelop("mcp/unavailable", strings.Join(lines, "\n"))
+}
+
+// Health returns the health of each server, in the order of declaration.
+func (f *Fleet) Health() []Health {
+	out := make([]Health, len(f.clients))
+	for i, c := range f.clients {
+		out[i] = c.Health()
+	}
+	return out
+}
+
+// String renders Health and Degraded as JSON, which makes a Fleet an
+// [expvar.Var].
+func (f *Fleet) String() string {
+	b, _ := json.Marshal(map[string]any{"servers": f.Health(), "degraded": f.Degraded()}) // nothing in it can fail
+	return string(b)
+}
+
+// Readopt tries the degraded servers again and returns the names of those that
+// are back, in the order of declaration. It may run beside calls; the caller
+// decides when it is worth it. A server that is still missing is no error, but
+// [Fleet.Degraded], with the latest reason; an error is the end of ctx.
+func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
+	err = f.readopt(ctx, f.missing, func(s surveyed) {
+		if f.note(s.client, s.err); s.err == nil {
+			back = append(back, s.client.cfg.Name)
+		}
+	})
+	return back, err
+}
+
+// Refresh adopts the tools of stale servers anew (see [Client.Stale]), and
+// returns what changed. A server that cannot be read keeps the tools it had; the
+// error joins why. It may run beside calls.
+func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
+	var errs []error
+	err = f.readopt(ctx, (*Client).Stale, func(s surveyed) {
+		if errs = append(errs, s.err); s.err == nil {
+			changes = append(changes, s.list.Drift...)
+		}
+	})
+	return changes, errors.Join(append(errs, err)...)
+}
+
+// Close closes all servers at once and returns when the last has ended. The error
+// joins theirs.
+func (f *Fleet) Close() error {
+	errs := make([]error, len(f.clients))
+	var wg sync.WaitGroup
+	for i, c := range f.clients {
+		wg.Go(func() { errs[i] = c.Close() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// route returns the client that holds a tool, nil if none does.
+func (f *Fleet) route(tool string) *Client {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.routes[tool]
+}
+
+// A surveyed is a client, and what its server has or why that cannot be said.
+type surveyed struct {
+	client *Client
+	list   *Adoption
+	err    error
+}
+
+// survey asks all servers at once, each on a goroutine that it waits for, and
+// tells failed of those that cannot be adopted, as soon as that is known. A panic
+// in one is that one's failure.
+func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surveyed {
+	found := make([]surveyed, len(clients))
+	var wg sync.WaitGroup
+	for i, c := range clients {
+		s := &found[i]
+		s.client = c
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					s.err = &TransportError{Origin: Origin{Server: c.cfg.Name, Op: "adopt"}, Reason: ReasonProtocol, Detail: fmt.Sprintf("panic: %T", v)}
+				}
+				if s.err != nil {
+					failed(c)
+				}
+			}()
+			s.list, s.err = c.survey(ctx)
+		})
+	}
+	wg.Wait()
+	return found
+}
+
+// readopt adopts those clients anew that are meant, and tells done of each, in
+// the order of declaration. One sweep runs at a time.
+func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func(surveyed)) error {
+	select {
+	case f.sweep <- struct{}{}:
+		defer func() { <-f.sweep }()
+	case <-ctx.Done():
+		return abandoned("adopt", ctx.Err())
+	}
+	var some []*Client
+	for _, c := range f.clients {
+		if meant(c) {
+			some = append(some, c)
+		}
+	}
+	for _, s := range survey(ctx, some, func(*Client) {}) {
+		if s.err == nil {
+			s.err = f.admit(s.client, s.list)
+		}
+		done(s)
+	}
+	if err := ctx.Err(); err != nil {
+		return abandoned("adopt", err)
+	}
+	return nil
+}
+
+// admit puts a list in force, and gives its tools their names in the fleet; or,
+// if one is taken, it changes nothing.
+func (f *Fleet) admit(c *Client, a *Adoption) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range a.Tools {
+		rival, cure := "", ""
+		if holder := f.routes[t.Name]; holder != nil && holder != c {
+			rival, cure = "one of server "+quoted(holder.cfg.Name), "give one of them a prefix"
+		} else if slices.Contains(c.o.LocalNames, t.Name) {
+			rival, cure = "a local one", "give the server a prefix"
+		}
+		if rival != "" {
+			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code",
+				Detail: "a tool of it and " + rival + " would both be called " + quoted(t.Name) + "; " + cure}
+		}
+	}
+	maps.DeleteFunc(f.routes, func(_ string, holder *Client) bool { return holder == c })
+	for _, t := range a.Tools {
+		f.routes[t.Name] = c
+	}
+	c.commit(a)
+	return nil
+}
+
+// missing reports whether c is an optional server that is missing.
+func (f *Fleet) missing(c *Client) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	_, ok := f.degraded[c]
+	return ok
+}
+
+// note takes an optional server among those that are missing, or off their list
+// if err is nil.
+func (f *Fleet) note(c *Client, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.degraded, c)
+	if err != nil {
+		f.degraded[c] = degraded(c.cfg.Name, err)
+	}
+}
+
+// abandoned is the error of an operation on the fleet whose caller, or whose run,
+// has ended.
+func abandoned(op string, err error) error {
+	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
+}
+
+// unavailable dresses the failure of a required server.
+func unavailable(server string, err error) error {
+	var ue *UnavailableError
+	var ce *ConfigError
+	if errors.As(err, &ue) || errors.As(err, &ce) {
+		return err
+	}
+	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
+}
+
+// degraded states the failure of an optional server as data.
+func degraded(server string, err error) Degraded {
+	reason := cmp.Or(absences[errorCode(err)], "it cannot be used as configured")
+	return Degraded{Server: server, Class: classify(err, "").class, Reason: reason, Err: err}
+}
+
+// absences says why a server is missing, by the code of its error.
+var absences = map[string]string{
+	"TIMEOUT":            "it did not answer in time",
+	"SERVER_UNAVAILABLE": "it could not be reached",
+	"DISCONNECTED":       "it could not be reached",
+	"AUTH_REQUIRED":      "it refused our credentials",
+	"PROTOCOL":           "it did not speak the protocol",
+	"INVALID_RESULT":     "it did not speak the protocol",
+	"LIMIT":              "it did not speak the protocol",
+	"REFUSED":            "it refused to serve",
+	"BUDGET_EXCEEDED":    "the run was out of time",
+}
+
+// forModel returns r as a model may read it: at most limit bytes of it, and each
+// text in an envelope.
+func forModel(r *Result, source string, limit int) *Result {
+	out := *r
+	out.Content = nil
+	left, cut := limit, false
+	blocks := r.Content
+	if len(blocks) == 0 && r.Structured != nil {
+		blocks = []Content{{Type: "text", Text: string(r.Structured)}}
+	}
+	for _, b := range blocks {
+		if len(b.Data) > left {
+			cut = true
+			continue // half an image is none
+		}
+		left -= len(b.Data)
+		if b.Text != "" || b.Data == "" {
+			text := cmp.Or(b.Text, string(b.Raw))
+			if len(text) > left {
+				text, cut = strings.ToValidUTF8(text[:left], ""), true
+			}
+			left -= len(text)
+			b.Text = envelop(source, text)
+		}
+		b.Raw = nil
+		out.Content = append(out.Content, b)
+	}
+	if len(r.Structured) > limit {
+		out.Structured = nil
+	}
+	if cut {
+		text := "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."
+		out.Content = append(out.Content, Content{Type: "text", Text: text})
+	}
+	return &out
+}
+
+// envelop marks text as data of a source, which is a name of ours. Where the text contains the closing
+// tag, the tag is broken up, however it is spelt.
+func envelop(source, text string) string {
+	const tag = "untrusted-data"
+	var b strings.Builder
+	b.WriteString("<" + tag + ` source="` + source + "\">\n")
+	lower := []byte(text) // byte for byte: what strings.ToLower returns may be longer or shorter
+	for i, c := range lower {
+		if 'A' <= c && c <= 'Z' {
+			lower[i] += 'a' - 'A'
+		}
+	}
+	for {
+		i := bytes.Index(lower, []byte(tag))
+		if i < 0 {
+			break
+		}
+		i += len("untrusted")
+		b.WriteString(text[:i] + "\u200b")
+		text, lower = text[i:], lower[i:]
+	}
+	b.WriteString(text + "\n</" + tag + ">")
+	return b.String()
+}
+
+// ErrorResult states any error as a result that a model can act on: IsError,
+// and one JSON object {error, message, details}. The codes are a closed list;
+// the package comment has them. The details are those of server, call,
+// may_have_run, retry_after_seconds and fields that are known. Nothing of the
+// server's, and nothing internal, is in it.
+func ErrorResult(err error) *Result {
+	code := errorCode(err)
+	message, details := errorAdvice[code], map[string]any{}
+	var origin Origin
+	ours := origins(err)
+	if ours != nil {
+		origin = *ours.origin()
+	}
+	if origin.Server != "" {
+		details["server"] = origin.Server
+	}
+	if origin.Call != "" {
+		details["call"] = origin.Call
+	}
+	var wait time.Duration
+	switch e := rootOf(ours).(type) {
+	case *TransportError:
+		details["may_have_run"], wait = e.Sent, e.RetryAfter
+	case *BudgetError:
+		details["may_have_run"] = e.Sent
+	case *UnavailableError:
+		details["may_have_run"], wait = false, e.RetryAfter
+	case *ArgumentError:
+		message = e.Feedback()
+		if !e.Unknown && len(e.Issues) > 0 {
+			fields := make([]any, len(e.Issues))
+			for i, is := range e.Issues {
+				fields[i] = map[string]any{"path": is.Path, "keyword": is.Keyword, "want": is.Want, "got": is.Got}
+			}
+			details["fields"] = fields
+		}
+	}
+	if wait > 0 {
+		details["retry_after_seconds"] = int64((wait + time.Second - 1) / time.Second)
+	}
+	b, _ := appendValue(nil, map[string]any{"error": code, "message": message, "details": details}) // nothing in it can fail
+	return &Result{IsError: true, Content: []Content{{Type: "text", Text: string(b)}}}
+}
+
+// rootOf returns the error that says what happened: e, or, if that reports a
+// required server that could not be adopted, the reason why.
+func rootOf(e originator) originator {
+	if ue, ok := e.(*UnavailableError); ok && ue.State == BreakerClosed {
+		if why := origins(ue.Err); why != nil {
+			return rootOf(why)
+		}
+	}
+	return e
+}
+
+// errorAdvice is the closed list of codes, and what each tells a model to do.
+var errorAdvice = map[string]string{
+	"INVALID_ARGUMENTS":  "The arguments do not fit the tool's schema; nothing was sent. Correct the fields and call again.",
+	"UNKNOWN_TOOL":       "There is no tool of this name. Use one from the list of tools.",
+	"SERVER_UNAVAILABLE": "The server cannot be used at the moment. Go on without it, or try again after the time in details.",
+	"RATE_LIMITED":       "The server asks for fewer calls; this one was not run. Wait for the time in details before calling again.",
+	"TIMEOUT":            "The server did not answer in time. If details say that the call may have run, check its effect before calling again.",
+	"BUDGET_EXCEEDED":    "This run is out of time. Finish with what there is; do not call again.",
+	"DISCONNECTED":       "The connection was lost during the call. If details say that the call may have run, check its effect before calling again.",
+	"PROTOCOL":           "The server gave no usable answer. The same call will likely fail again; use another way.",
+	"INVALID_RESULT":     "The server's result broke its own schema and was withheld. Use another way.",
+	"LIMIT":              "A message was larger than is allowed. Ask for less at a time.",
+	"REFUSED":            "The server refused the request. Do not repeat it unchanged.",
+	"AUTH_REQUIRED":      "The server wants other credentials. Ask the user to authenticate again.",
+	"CANCELLED":          "The call was cancelled. Do not repeat it unless asked to.",
+	"SCHEMA":             "The tool's schema cannot be checked within bounds; nothing was sent. Use another tool.",
+	"CONFIGURATION":      "The server is configured wrongly. Tell the user.",
+	"UNEXPECTED":         "The call failed for a reason that is not known. Use another way.",
+}
+
+// errorCode puts an error into the list.
+func errorCode(err error) string {
+	switch e := rootOf(origins(err)).(type) {
+	case *ArgumentError:
+		if e.Unknown {
+			return "UNKNOWN_TOOL"
+		}
+		return "INVALID_ARGUMENTS"
+	case *BudgetError:
+		return "BUDGET_EXCEEDED"
+	case *TransportError:
+		return transportCode(e)
+	case *RPCError:
+		return "REFUSED"
+	case *ProtocolError:
+		return "INVALID_RESULT"
+	case *UnavailableError:
+		if e.State != BreakerClosed || e.Err == nil {
+			return "SERVER_UNAVAILABLE"
+		}
+	}
+	var se *SchemaError
+	var ce *ConfigError
+	switch {
+	case errors.As(err, &se):
+		return "SCHEMA"
+	case errors.As(err, &ce):
+		return "CONFIGURATION"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "CANCELLED"
+	}
+	return "UNEXPECTED"
+}
+
+func transportCode(e *TransportError) string {
+	switch {
+	case e.Reason == ReasonCancelled:
+		return "CANCELLED"
+	case e.Status == 401, e.Status == 403:
+		return "AUTH_REQUIRED"
+	case e.Status == 429:
+		return "RATE_LIMITED"
+	case e.Reason == ReasonUnavailable:
+		return "SERVER_UNAVAILABLE"
+	case e.Status >= 300:
+		return "REFUSED"
+	case e.Reason == ReasonTimeout:
+		return "TIMEOUT"
+	case e.Reason == ReasonDisconnected:
+		return "DISCONNECTED"
+	case e.Reason == ReasonLimit:
+		return "LIMIT"
+	}
+	return "PROTOCOL"
+}
+
+// LoadConfigs reads a file as [ParseConfigs] does, with the environment of this
+// process as the layer above it. A file that cannot be read is a *[ConfigError].
+func LoadConfigs(path string) ([]Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &ConfigError{Layer: "file", Detail: "the file cannot be read: " + err.Error()}
+	}
+	return ParseConfigs(data, os.LookupEnv)
+}
+
+// ParseConfigs reads a list of configuration objects, or the `mcpServers`
+// object of other hosts. Texts may name variables, ${VAR} or ${VAR:-default},
+// which lookup resolves; a variable MCP_<NAME>_<KEY> overrides a key of the
+// file, and a transport chosen there discards what the file says about the
+// other one. A nil lookup means that there are no variables. The error joins a
+// *[ConfigError] for every problem; the configs are those that have none.
+func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, error) {
+	if lookup == nil {
+		lookup = func(string) (string, bool) { return "", false }
+	}
+	p := configParser{lookup: lookup, taken: map[string]bool{}}
+	p.file(bytes.TrimPrefix(data, []byte("\ufeff")))
+	return p.configs, errors.Join(p.errs...)
+}
 
 // A setting is one key of a configuration file, and where it goes.
 type setting struct {
@@ -65,63 +1358,186 @@ var settings = []setting{
 	{"watch", func(c *Config) any { return &c.Watch }},
 }
 
-// set stores a decoded JSON value in the field of s and returns what is wrong
-// with it, "" if nothing is.
-func (s setting) set(c *Config, v any) string {
-	switch p := s.field(c).(type) {
+// longest is the longest duration that a file may ask for, in seconds. Beyond a
+// century it overflows or is a slip of the hand.
+const longest = 100 * 365 * 24 * 3600
+
+// set stores a JSON value in the field of s and returns what is wrong with it,
+// "" if nothing is.
+func (s setting) set(c *Config, raw json.RawMessage) string {
+	want, to := "", s.field(c)
+	duration, _ := to.(*time.Duration)
+	var seconds float64
+	switch to.(type) {
 	case *string:
-		t, ok := v.(string)
-		if !ok {
-			return "want text"
-		}
-		*p = t
+		want = "want text"
 	case *bool:
-		t, ok := v.(bool)
-		if !ok {
-			return "want true or false"
-		}
-		*p = t != (s.key == "required")
+		want = "want true or false"
 	case *int:
-		n, ok := v.(json.Number)
-		i, err := strconv.Atoi(n.String())
-		if !ok || err != nil {
-			return "want a whole number"
-		}
-		*p = i
+		want = "want a whole number"
 	case *time.Duration:
-		n, ok := v.(json.Number)
-		f, err := n.Float64()
-		// Beyond a century a duration overflows or is a slip of the hand.
-		if !ok || err != nil || f < 0 || f > 100*365*24*3600 {
-			return "want a number of seconds"
-		}
-		*p = time.Duration(f * float64(time.Second))
+		want, to = "want a number of seconds", &seconds
 	case *[]string:
-		list, ok := v.([]any)
-		out := make([]string, 0, len(list))
-		for _, e := range list {
-			t, isText := e.(string)
-			ok = ok && isText
-			out = append(out, t)
-		}
-		if !ok {
-			return "want a list of texts"
-		}
-		*p = out
+		want = "want a list of texts"
 	case *map[string]string:
-		m, ok := v.(map[string]any)
-		out := make(map[string]string, len(m))
-		for k, e := range m {
-			t, isText := e.(string)
-			ok = ok && isText
-			out[k] = t
-		}
-		if !ok {
-			return "want an object of texts"
-		}
-		*p = out
+		want = "want an object of texts"
+	}
+	if v, err := decodeValue(raw); err != nil || hasNull(v) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
+		return want
+	}
+	if duration != nil {
+		*duration = time.Duration(seconds * float64(time.Second))
+	}
+	if s.key == "required" {
+		c.Optional = !c.Optional
 	}
 	return ""
+}
+
+// hasNull reports whether a null is in v, which encoding/json takes for any
+// value that is left as it was.
+func hasNull(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case []any:
+		return slices.ContainsFunc(v, hasNull)
+	case map[string]any:
+		return slices.ContainsFunc(slices.Collect(maps.Values(v)), hasNull)
+	}
+	return false
+}
+
+// A configParser collects the servers of one file, and its problems.
+type configParser struct {
+	lookup  func(string) (string, bool)
+	taken   map[string]bool // names, as variables spell them
+	configs []Config
+	errs    []error
+}
+
+func (p *configParser) problem(e ConfigError) { p.errs = append(p.errs, &e) }
+
+// file reads the whole document in either form.
+func (p *configParser) file(data []byte) {
+	if _, err := decodeValue(data); err != nil { // which refuses a key that occurs twice
+		p.problem(ConfigError{Layer: "file", Detail: "this is not valid JSON" + position(data)})
+		return
+	}
+	const want = "want a list of servers, or an object mcpServers"
+	var list []json.RawMessage
+	if json.Unmarshal(data, &list) == nil && list != nil {
+		for i, raw := range list {
+			p.server("#"+strconv.Itoa(i+1), raw, false)
+		}
+		return
+	}
+	var top map[string]json.RawMessage
+	if json.Unmarshal(data, &top) != nil || top == nil {
+		p.problem(ConfigError{Layer: "file", Detail: want})
+		return
+	}
+	for _, k := range slices.Sorted(maps.Keys(top)) {
+		if k != "mcpServers" {
+			p.problem(ConfigError{Key: k, Layer: "file", Detail: "unknown key" + suggest(k, []string{"mcpServers"})})
+		}
+	}
+	d := json.NewDecoder(bytes.NewReader(top["mcpServers"])) // a map would lose the order of the file
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		p.problem(ConfigError{Key: "mcpServers", Layer: "file", Detail: want})
+		return
+	}
+	for d.More() {
+		var raw json.RawMessage
+		name, err := d.Token()
+		if err != nil || d.Decode(&raw) != nil {
+			return // not after decodeValue
+		}
+		p.server(name.(string), raw, true)
+	}
+}
+
+// position says where data stops being JSON, as far as that can be told.
+func position(data []byte) string {
+	var syntax *json.SyntaxError
+	if err := json.Unmarshal(data, new(any)); errors.As(err, &syntax) {
+		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte("\n"))
+		return " (line " + strconv.Itoa(line) + ")"
+	}
+	return " (a key occurs twice, or it is nested too deeply)"
+}
+
+// server reads one server: the file's keys, the environment over them, and the
+// check of the whole. Host says that it is of the `mcpServers` form.
+func (p *configParser) server(label string, raw json.RawMessage, host bool) {
+	before, layers := len(p.errs), map[string]string{} // which layer each key is from
+	problem := func(layer, key string, raw json.RawMessage, detail string) {
+		p.problem(ConfigError{Server: label, Key: key, Layer: layer, Value: shown(key, raw), Detail: detail})
+	}
+	var given map[string]json.RawMessage
+	if json.Unmarshal(raw, &given) != nil || given == nil {
+		problem("file", "", nil, "want an object")
+		return
+	}
+	if host && string(given["disabled"]) == "true" {
+		return
+	}
+	if host {
+		fromHost(given, label)
+	} else if name := ""; json.Unmarshal(given["name"], &name) == nil {
+		label = name
+	}
+	if raw, ok := given["retry"]; ok {
+		var retry map[string]json.RawMessage
+		if json.Unmarshal(raw, &retry) != nil || retry == nil {
+			problem("file", "retry", raw, "want an object")
+		}
+		for k, v := range retry {
+			given["retry."+k] = v
+		}
+		delete(given, "retry")
+	}
+	for _, k := range slices.Sorted(maps.Keys(given)) {
+		if !slices.ContainsFunc(settings, func(s setting) bool { return s.key == k }) {
+			problem("file", k, nil, "unknown key"+suggest(k, settingKeys()))
+		}
+	}
+	var c Config
+	assign := func(layer string, given map[string]json.RawMessage) {
+		for _, s := range settings {
+			raw, ok := given[s.key]
+			if !ok {
+				continue
+			}
+			layers[s.key] = layer
+			detail := s.set(&c, raw)
+			if detail == "" && layer == "file" {
+				detail = p.expand(s.field(&c))
+			}
+			if detail != "" {
+				problem(layer, s.key, raw, detail)
+			}
+		}
+	}
+	assign("file", given)
+	assign("environment", p.environment(&c))
+	if host && len(c.Command) > 0 && c.EnvAllow == nil {
+		c.EnvAllow = slices.Clone(hostEnv)
+	}
+	if len(p.errs) == before { // else it would report consequences as causes
+		for _, e := range c.problems() {
+			e.Server, e.Layer = label, cmp.Or(layers[e.Key], "file")
+			p.errs = append(p.errs, e)
+		}
+	}
+	switch name := envName(c.Name); {
+	case len(p.errs) > before:
+	case p.taken[name]:
+		problem("file", "name", given["name"], "two servers answer to this name; rename one")
+	default:
+		p.taken[name] = true
+		p.configs = append(p.configs, c)
+	}
 }
 
 // hostEnv is what other hosts let every child inherit. A server of an
@@ -135,273 +1551,128 @@ var hostKeys = map[string]string{
 	"disabled": "", "alwaysAllow": "", "autoApprove": "", "description": "",
 }
 
-// LoadConfigs reads a file as [ParseConfigs] does, with the environment of this
-// process as the layer above it.
-func LoadConfigs(path string) ([]Config, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, &ConfigError{Layer: "file", Detail: "the file cannot be read: " + err.Error()}
+// fromHost spells a server of an `mcpServers` object in our keys. Names there are
+// free text; characters that ours lack fold to '-'.
+func fromHost(m map[string]json.RawMessage, name string) {
+	if command, args := m["command"], m["args"]; command != nil || args != nil {
+		argv := texts(command) // without a command a null, since args alone are no argv
+		if args != nil {
+			argv = append(argv, texts(args)...)
+		}
+		m["command"], _ = json.Marshal(argv) // what was JSON in parts is JSON together
+		delete(m, "args")
 	}
-	return ParseConfigs(data, os.LookupEnv)
-}
-
-// ParseConfigs reads a list of configuration objects, or the `mcpServers`
-// object of other hosts. Texts may name variables, ${VAR} or ${VAR:-default},
-// which lookup resolves; a variable MCP_<NAME>_<KEY> overrides a key of the
-// file, and a transport chosen there discards what the file says about the
-// other one. A nil lookup means that there are no variables. The error joins a
-// *[ConfigError] for every problem; the configs are those that have none.
-func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, error) {
-	if lookup == nil {
-		lookup = func(string) (string, bool) { return "", false }
+	kind := ""
+	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(kind, "http") || kind == "sse") {
+		m["type"] = json.RawMessage(`"http"`)
 	}
-	p := configParser{lookup: lookup}
-	p.file(bytes.TrimPrefix(data, []byte("\ufeff")))
-	seen := map[string]bool{}
-	for _, c := range p.configs {
-		if seen[envName(c.Name)] {
-			p.errs = append(p.errs, &ConfigError{Server: c.Name, Key: "name", Value: quoted(c.Name), Layer: "file", Detail: "two servers answer to this name; rename one"})
+	for theirs, ours := range hostKeys {
+		if raw, ok := m[theirs]; ok && ours != "" {
+			m[ours] = raw
 		}
-		seen[envName(c.Name)] = true
+		delete(m, theirs)
 	}
-	return p.configs, errors.Join(p.errs...)
-}
-
-// A configParser collects the servers of one file, and its problems.
-type configParser struct {
-	lookup  func(string) (string, bool)
-	configs []Config
-	errs    []error
-}
-
-// file reads the whole document in either form.
-func (p *configParser) file(data []byte) {
-	v, err := decodeValue(data)
-	if err != nil {
-		p.errs = append(p.errs, &ConfigError{Layer: "file", Detail: "this is not valid JSON" + position(data)})
-		return
-	}
-	switch v := v.(type) {
-	case []any:
-		for i, e := range v {
-			m, ok := e.(map[string]any)
-			if !ok {
-				p.errs = append(p.errs, &ConfigError{Server: "#" + strconv.Itoa(i+1), Layer: "file", Detail: "want an object"})
-				continue
-			}
-			p.server("#"+strconv.Itoa(i+1), m, false)
-		}
-	case map[string]any:
-		for _, k := range slices.Sorted(maps.Keys(v)) {
-			if k != "mcpServers" {
-				p.errs = append(p.errs, &ConfigError{Key: k, Layer: "file", Detail: "unknown key" + suggest(k, []string{"mcpServers"})})
-			}
-		}
-		servers, ok := v["mcpServers"].(map[string]any)
-		if !ok {
-			p.errs = append(p.errs, &ConfigError{Key: "mcpServers", Layer: "file", Detail: "want a list of servers, or an object mcpServers"})
-			return
-		}
-		for _, name := range keyOrder(data, servers) {
-			m, ok := servers[name].(map[string]any)
-			if !ok {
-				p.errs = append(p.errs, &ConfigError{Server: name, Layer: "file", Detail: "want an object"})
-				continue
-			}
-			p.server(name, m, true)
-		}
-	default:
-		p.errs = append(p.errs, &ConfigError{Layer: "file", Detail: "want a list of servers, or an object mcpServers"})
+	if m["name"] == nil {
+		m["name"], _ = appendValue(nil, foldName(name, '-'))
 	}
 }
 
-// server reads one server: the file's keys, the environment over them, and the
-// check of the whole. Host says that it is of the `mcpServers` form.
-func (p *configParser) server(label string, m map[string]any, host bool) {
-	var c Config
-	if host {
-		if on, _ := m["disabled"].(bool); on {
-			return
-		}
-		m, c.Name = hostForm(label, m)
-	} else if name, ok := m["name"].(string); ok {
-		label = name
+// texts returns the elements of a list, or the one text that stands for a list
+// of one. Anything else is left for set to refuse.
+func texts(raw json.RawMessage) []json.RawMessage {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || list == nil {
+		return []json.RawMessage{raw}
 	}
-	before, layers := len(p.errs), map[string]string{}
-	problem := func(layer, key string, v any, detail string) {
-		p.errs = append(p.errs, &ConfigError{Server: label, Key: key, Layer: layer, Value: shown(key, v), Detail: detail})
-	}
-	if r, ok := m["retry"]; ok {
-		if rm, ok := r.(map[string]any); ok {
-			for k, v := range rm {
-				m["retry."+k] = v
-			}
-		} else {
-			problem("file", "retry", r, "want an object")
-		}
-		delete(m, "retry")
-	}
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		i := slices.IndexFunc(settings, func(s setting) bool { return s.key == k })
-		if i < 0 {
-			problem("file", k, nil, "unknown key"+suggest(k, settingKeys()))
-			continue
-		}
-		v, missing := p.expand(m[k])
-		if missing != "" {
-			problem("file", k, m[k], "variable "+missing+" is not set; set it, or write ${"+missing+":-default}")
-		} else if detail := settings[i].set(&c, v); detail != "" {
-			problem("file", k, m[k], detail)
-		}
-		layers[k] = "file"
-	}
-	p.environment(&c, layers, problem)
-	if host && len(c.Command) > 0 && c.EnvAllow == nil {
-		c.EnvAllow = slices.Clone(hostEnv)
-	}
-	if len(p.errs) == before { // else it would report consequences as causes
-		for _, e := range c.problems() {
-			e.Server, e.Layer = label, cmp.Or(layers[e.Key], "file")
-			p.errs = append(p.errs, e)
-		}
-	}
-	if len(p.errs) == before {
-		p.configs = append(p.configs, c)
-	}
+	return list
 }
 
-// environment puts the variables MCP_<NAME>_<KEY> over c.
-func (p *configParser) environment(c *Config, layers map[string]string, problem func(layer, key string, v any, detail string)) {
-	over := map[string]any{}
-	for _, s := range settings {
-		text, ok := p.lookup("MCP_" + envName(c.Name) + "_" + envName(s.key))
-		if !ok || s.key == "name" || c.Name == "" {
-			continue
+// environment returns the variables MCP_<NAME>_<KEY> as JSON, by key. If they
+// choose a transport, what c says about the other one is discarded.
+func (p *configParser) environment(c *Config) map[string]json.RawMessage {
+	over := map[string]json.RawMessage{}
+	for _, s := range settings[1:] { // all but the name, which is a part of theirs
+		if text, ok := p.lookup("MCP_" + envName(c.Name) + "_" + envName(s.key)); ok && c.Name != "" {
+			over[s.key] = envValue(s.field(c), text)
 		}
-		over[s.key], layers[s.key] = envValue(s.field(c), text), "environment"
 	}
-	kind, _ := over["transport"].(string)
-	if kind == "http" || kind == "" && over["endpoint"] != nil {
+	switch kind := string(over["transport"]); {
+	case kind == `"http"`, kind == "" && over["endpoint"] != nil:
 		c.Transport, c.Command, c.Dir, c.Env, c.EnvAllow = "", nil, "", nil, nil
-	} else if kind == "stdio" || kind == "" && over["command"] != nil {
+	case kind == `"stdio"`, kind == "" && over["command"] != nil:
 		c.Transport, c.Endpoint, c.Headers = "", "", nil
 	}
-	for _, s := range settings {
-		if v, ok := over[s.key]; ok {
-			if detail := s.set(c, v); detail != "" {
-				problem("environment", s.key, v, detail)
-			}
-		}
-	}
-}
-
-// expand resolves the variables in every text of v. Missing names the first
-// one that is not set and has no default.
-func (p *configParser) expand(v any) (out any, missing string) {
-	switch v := v.(type) {
-	case string:
-		var b strings.Builder
-		for {
-			head, rest, found := strings.Cut(v, "${")
-			b.WriteString(head)
-			ref, tail, closed := strings.Cut(rest, "}")
-			if !found || !closed {
-				b.WriteString(v[len(head):])
-				return b.String(), missing
-			}
-			name, def, hasDef := strings.Cut(ref, ":-")
-			val, ok := p.lookup(name)
-			switch {
-			case hasDef && val == "":
-				val = def
-			case !ok && missing == "":
-				missing = name
-			}
-			b.WriteString(val)
-			v = tail
-		}
-	case []any:
-		list := make([]any, len(v))
-		for i, e := range v {
-			var m string
-			list[i], m = p.expand(e)
-			missing = cmp.Or(missing, m)
-		}
-		return list, missing
-	case map[string]any:
-		obj := make(map[string]any, len(v))
-		for _, k := range slices.Sorted(maps.Keys(v)) {
-			var m string
-			obj[k], m = p.expand(v[k])
-			missing = cmp.Or(missing, m)
-		}
-		return obj, missing
-	}
-	return v, ""
-}
-
-// hostForm translates a server of an `mcpServers` object into our keys. Names
-// there are free text; characters that ours lack fold to '-'.
-func hostForm(name string, m map[string]any) (map[string]any, string) {
-	out := map[string]any{}
-	for k, v := range m {
-		to, theirs := hostKeys[k]
-		switch {
-		case theirs && to == "":
-		case k == "type":
-			if t, ok := v.(string); ok && (strings.Contains(t, "http") || t == "sse") {
-				v = "http"
-			}
-			out["transport"] = v
-		case k == "command", k == "args":
-			argv, isList := m["command"].([]any)
-			if !isList {
-				argv = []any{m["command"]}
-			}
-			args, _ := m["args"].([]any)
-			if a, given := m["args"]; given && args == nil {
-				args = []any{a} // of the wrong type: left for set to refuse
-			}
-			out["command"] = slices.Concat(argv, args)
-		case theirs:
-			out[to] = v
-		default:
-			out[k] = v
-		}
-	}
-	folded := strings.Map(func(r rune) rune {
-		if strings.ContainsRune(nameChars, r) {
-			return r
-		}
-		return '-'
-	}, name)
-	return out, folded
+	return over
 }
 
 // envValue reads the text of a variable as the kind of value that the field
 // takes. Lists are JSON, or words with commas between them.
-func envValue(field any, text string) any {
-	if _, isText := field.(*string); isText {
-		return text
+func envValue(field any, text string) json.RawMessage {
+	_, isText := field.(*string)
+	if _, err := decodeValue([]byte(text)); err == nil && !isText {
+		return json.RawMessage(text)
 	}
-	if v, err := decodeValue([]byte(text)); err == nil {
-		return v
-	}
+	var v any = text // if that is the wrong type, set refuses it
 	if _, isList := field.(*[]string); isList {
-		var list []any
-		for _, e := range strings.Split(text, ",") {
-			list = append(list, strings.TrimSpace(e))
+		words := strings.Split(text, ",")
+		for i := range words {
+			words[i] = strings.TrimSpace(words[i])
 		}
-		return list
+		v = words
 	}
-	return text // of the wrong type: left for set to refuse
+	b, _ := json.Marshal(v) // texts can be marshalled
+	return b
 }
-
-const nameChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
 // envName spells a name or a key as a part of a variable's name.
 func envName(s string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(s))
+}
+
+// expand resolves the variables in the texts of a field, and returns what is
+// wrong with them, "" if nothing is.
+func (p *configParser) expand(field any) (problem string) {
+	resolve := func(text string) string {
+		text, missing := p.resolve(text)
+		if missing != "" && problem == "" {
+			problem = "variable " + missing + " is not set; set it, or write ${" + missing + ":-default}"
+		}
+		return text
+	}
+	switch f := field.(type) {
+	case *string:
+		*f = resolve(*f)
+	case *[]string:
+		for i, text := range *f {
+			(*f)[i] = resolve(text)
+		}
+	case *map[string]string:
+		for _, k := range slices.Sorted(maps.Keys(*f)) {
+			(*f)[k] = resolve((*f)[k])
+		}
+	}
+	return problem
+}
+
+// resolve puts the values of variables in their place. Missing is the first that
+// is not set and has no default.
+func (p *configParser) resolve(text string) (out, missing string) {
+	for {
+		head, rest, found := strings.Cut(text, "${")
+		ref, tail, closed := strings.Cut(rest, "}")
+		if !found || !closed {
+			return out + text, missing
+		}
+		name, byDefault, hasDefault := strings.Cut(ref, ":-")
+		value, set := p.lookup(name)
+		switch {
+		case hasDefault && value == "":
+			value = byDefault
+		case !set && missing == "":
+			missing = name
+		}
+		out, text = out+head+value, tail
+	}
 }
 
 // settingKeys lists the keys that a file may use.
@@ -415,12 +1686,14 @@ func settingKeys() []string {
 
 // suggest returns "; did you mean …" if a known word is near.
 func suggest(word string, known []string) string {
+	const long = 64 // a tool's name is the server's, and may be anything
+	word = word[:min(len(word), long)]
 	best, least := "", 1+len(word)/3
 	for _, k := range known {
-		if len(k) > 64 {
-			continue // a tool's name is the server's, and may be anything
+		if len(k) > long {
+			continue
 		}
-		if d := distance(word[:min(len(word), 64)], k); d < least || strings.HasSuffix(k, "_seconds") && strings.TrimSuffix(k, "_seconds") == word {
+		if d := distance(word, k); d < least || k == word+"_seconds" {
 			best, least = k, min(d, least)
 		}
 	}
@@ -430,53 +1703,27 @@ func suggest(word string, known []string) string {
 	return "; did you mean " + strconv.Quote(best) + "?"
 }
 
-// position says where data stops being JSON, as far as that can be told.
-func position(data []byte) string {
-	var syntax *json.SyntaxError
-	if err := json.Unmarshal(data, new(any)); errors.As(err, &syntax) {
-		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte("\n"))
-		return " (line " + strconv.Itoa(line) + ")"
-	}
-	return " (a key occurs twice, or it is nested too deeply)"
-}
-
-// keyOrder returns the keys of the mcpServers object in the order of the file.
-func keyOrder(data []byte, servers map[string]any) (order []string) {
-	d := json.NewDecoder(bytes.NewReader(member(data, "mcpServers")))
-	d.Token() // the brace
-	for d.More() {
-		k, err := d.Token()
-		name, _ := k.(string)
-		if _, known := servers[name]; err != nil || !known {
-			break
-		}
-		order = append(order, name)
-		var skip json.RawMessage
-		if d.Decode(&skip) != nil {
-			break
-		}
-	}
-	return order
-}
-
 // shown renders a value for an error. Headers and variables are secrets, a URL
 // loses its user info and query; what remains is cut short.
-func shown(key string, v any) string {
+func shown(key string, raw json.RawMessage) string {
 	switch {
-	case v == nil:
+	case raw == nil:
 		return ""
-	case key == "headers" || key == "env":
+	case key == "headers", key == "env":
 		return "***"
 	case key == "endpoint":
-		if s, ok := v.(string); ok {
-			v = cleanURL(s)
+		var s string
+		if json.Unmarshal(raw, &s) != nil {
+			return "***"
 		}
+		raw, _ = appendValue(nil, cleanURL(s)) // a text can be written
 	}
-	b, err := appendValue(nil, v)
-	if err != nil || len(b) > 64 {
-		b = append(b[:min(len(b), 61)], "…"...)
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil || b.Len() > 64 {
+		b.Truncate(min(b.Len(), 61))
+		return strings.ToValidUTF8(b.String(), "") + "…"
 	}
-	return string(b)
+	return b.String()
 }
 
 // quoted renders a text for an error, cut short.
@@ -518,1284 +1765,4 @@ func headerToken(s string) bool {
 		}
 	}
 	return s != ""
-}
-
-// A Client is one server as an agent holds it: the tools that were adopted, by
-// model-facing names, with arguments and results held to their schemas. It is
-// safe for concurrent use.
-type Client struct {
-	s   Session
-	cfg Config
-	o   *Options
-
-	large chan struct{} // holds a token while a large result is checked
-
-	mu    sync.RWMutex // guards the fields below
-	tools map[string]*adopted
-	list  *Adoption // the latest adoption; nil before it
-	drift []Drift   // seen since then, not adopted
-}
-
-// An adopted tool, with what was compiled for it. It does not change.
-type adopted struct {
-	Tool
-	cfg     *Config
-	large   chan struct{} // the Client's
-	input   *schema       // nil if arguments are not checked
-	output  *schema       // nil if results are not checked
-	headers []headerParam
-	digest  string
-}
-
-// An Adoption is what came of reading a server's tool list.
-type Adoption struct {
-	Server   *ServerInfo
-	Tools    []Tool      // in the server's order, by model-facing names
-	Rejected []Rejection // what was left out, and why
-	Partial  []Rejection // adopted, though a part of the schema is not checked
-	Drift    []Drift     // against the adoption before
-}
-
-// A Rejection is a tool that was left out, or held in part only.
-type Rejection struct {
-	Tool   string // the server's name for it
-	Reason string // in our words
-}
-
-// Drift is a change in a server's tools since they were adopted.
-type Drift struct {
-	Server string
-	Tool   string // the server's name for it
-	Change string // "added", "removed" or "changed"
-	Detail string // what changed, in our words
-}
-
-// New composes a Client from one Config: transport, session, policy, tools.
-// Nothing is started before the first operation. The error joins a
-// *[ConfigError] for every problem of cfg.
-func New(cfg Config, o *Options) (*Client, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	t, err := NewTransport(cfg, o)
-	if err != nil {
-		return nil, err
-	}
-	return NewClient(NewResilientSession(NewSession(t, cfg, o), cfg, o), cfg, o), nil
-}
-
-// NewClient returns a Client over any Session: usually a [ResilientSession].
-func NewClient(s Session, cfg Config, o *Options) *Client {
-	if o == nil {
-		o = &Options{}
-	}
-	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
-	if r, ok := innermost(s).(interface {
-		onReconnect(func(context.Context))
-	}); ok {
-		r.onReconnect(c.compare)
-	}
-	return c
-}
-
-// innermost follows the wrappers of this package down to the session that
-// speaks with the server.
-func innermost(s Session) Session {
-	for {
-		w, ok := s.(interface{ unwrap() Session })
-		if !ok {
-			return s
-		}
-		s = w.unwrap()
-	}
-}
-
-// Adopt connects, reads the tool list and adopts what [Config] allows. A tool
-// that cannot be held safely is rejected, by name, and costs no other. It may
-// be called again, beside running calls: the new list then replaces the old.
-// A name in Allow that the server lacks, or a pin that does not fit, is an
-// error, and nothing changes.
-func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
-	p, err := c.prepare(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c.commit(p)
-	return p.list, nil
-}
-
-// A prospect is an adoption that is not yet in force.
-type prospect struct {
-	tools map[string]*adopted
-	list  *Adoption
-}
-
-// prepare reads the server's tools and decides about them.
-func (c *Client) prepare(ctx context.Context) (*prospect, error) {
-	info, err := c.s.Initialize(ctx)
-	if err != nil {
-		return nil, err
-	}
-	listed, err := c.s.ListTools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p := &prospect{list: &Adoption{Server: info}}
-	if p.tools, err = c.adopt(listed, info, p.list); err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
-// commit puts p in force.
-func (c *Client) commit(p *prospect) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.list != nil {
-		p.list.Drift = compareTools(c.cfg.Name, c.tools, p.tools)
-	}
-	c.tools, c.list, c.drift = p.tools, p.list, nil
-}
-
-// adopt decides tool by tool, in the order of the list.
-func (c *Client) adopt(listed []Tool, info *ServerInfo, a *Adoption) (map[string]*adopted, error) {
-	tools := map[string]*adopted{}
-	reject := func(name, reason string) { a.Rejected = append(a.Rejected, Rejection{name, reason}) }
-	if m, ok := innermost(c.s).(interface{ malformed() int }); ok && m.malformed() > 0 {
-		reject("", strconv.Itoa(m.malformed())+" entries of the list are no tools")
-	}
-	var missing []error
-	for _, name := range c.cfg.Allow {
-		if !slices.ContainsFunc(listed, func(t Tool) bool { return t.Name == name }) {
-			missing = append(missing, &ConfigError{Server: c.cfg.Name, Key: "allow", Value: quoted(name), Detail: "the server has no such tool" + suggest(name, names(listed))})
-		}
-	}
-	if len(missing) > 0 {
-		return nil, errors.Join(missing...)
-	}
-	schemaBytes := 0
-	remote := map[string]bool{}
-	for _, t := range listed {
-		switch {
-		case t.Name == "":
-			reject("", "the entry has no name")
-			continue
-		case remote[t.Name]:
-			reject(t.Name, "the server lists this name twice; the first is kept")
-			continue
-		case c.cfg.Allow != nil && !slices.Contains(c.cfg.Allow, t.Name), slices.Contains(c.cfg.Deny, t.Name):
-			remote[t.Name] = true
-			continue // the operator's choice needs no report
-		}
-		remote[t.Name] = true
-		if len(tools) >= c.cfg.MaxTools {
-			reject(t.Name, "over max_tools ("+strconv.Itoa(c.cfg.MaxTools)+")")
-			continue
-		}
-		size := len(t.InputSchema) + len(t.OutputSchema)
-		if schemaBytes+size > c.cfg.MaxSchemaBytes {
-			reject(t.Name, "over max_schema_bytes ("+strconv.Itoa(c.cfg.MaxSchemaBytes)+")")
-			continue
-		}
-		ad, partial, err := c.compile(t, info)
-		if err != nil {
-			reject(t.Name, err.Error())
-			continue
-		}
-		if pin, ok := c.cfg.Pins[t.Name]; ok && pin != ad.digest {
-			return nil, &ConfigError{Server: c.cfg.Name, Key: "pins", Value: quoted(t.Name), Detail: "the schema has changed: its fingerprint is now " + ad.digest}
-		}
-		if other, ok := tools[ad.Name]; ok {
-			reject(t.Name, "its model-facing name "+quoted(ad.Name)+" is taken by "+quoted(other.Remote))
-			continue
-		}
-		a.Partial = append(a.Partial, partial...)
-		schemaBytes += size
-		tools[ad.Name] = ad
-		a.Tools = append(a.Tools, ad.Tool)
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.cfg.Pins)) {
-		if !remote[name] {
-			return nil, &ConfigError{Server: c.cfg.Name, Key: "pins", Value: quoted(name), Detail: "the server no longer has this tool"}
-		}
-	}
-	return tools, nil
-}
-
-// compile prepares one tool, or says why it cannot be held.
-func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error) {
-	if t.TaskSupport == "required" {
-		return nil, nil, errors.New("it can only be called as a task, which is not supported")
-	}
-	ad := &adopted{Tool: t, cfg: &c.cfg, large: c.large, digest: fingerprint(t.InputSchema, t.OutputSchema)}
-	ad.Remote, ad.Server, ad.Name = t.Name, c.cfg.Name, localName(c.cfg.Prefix, t.Name)
-	if t.InputSchema == nil {
-		return nil, nil, errors.New("it has no input schema")
-	}
-	var partial []Rejection
-	hold := func(where string, s *schema) {
-		for _, u := range s.unchecked() {
-			if u.Why == "annotation" {
-				continue // a format says what a text means, and demands nothing
-			}
-			partial = append(partial, Rejection{t.Name, where + " schema: " + quoted(u.Keyword) + " at " + quoted(u.Pointer) + " is not checked: " + u.Why})
-		}
-	}
-	modern := info != nil && info.Protocol == version2026
-	s, err := compileSchema(t.InputSchema, schemaOptions{input: true, headers: modern && c.cfg.Transport == "http"})
-	if err != nil {
-		return nil, nil, err
-	}
-	ad.input, ad.headers = s, s.headers()
-	hold("input", s)
-	if t.OutputSchema != nil && c.cfg.Results != "off" {
-		if s, err := compileSchema(t.OutputSchema, schemaOptions{anyRoot: modern}); err != nil {
-			partial = append(partial, Rejection{t.Name, "output schema is not checked: " + err.Error()})
-		} else {
-			ad.output = s
-			hold("output", s)
-		}
-	}
-	return ad, partial, nil
-}
-
-// compare reads the tool list again after a reconnection. What has changed is
-// reported as drift and not adopted.
-func (c *Client) compare(ctx context.Context) {
-	c.mu.RLock()
-	had := c.tools
-	c.mu.RUnlock()
-	if had == nil {
-		return
-	}
-	listed, err := innermost(c.s).ListTools(ctx)
-	if err != nil {
-		return // the operation that reconnected will meet the fault itself
-	}
-	drift := compareListed(had, listed, c.cfg)
-	c.mu.Lock()
-	c.drift = drift
-	c.mu.Unlock()
-	if c.o.Logger != nil && len(drift) > 0 {
-		c.o.Logger.LogAttrs(ctx, slog.LevelWarn, "tools changed while the server was away", slog.String("server", c.cfg.Name), slog.Int("changes", len(drift)))
-	}
-}
-
-// Drift returns what was seen to change since the adoption and was not
-// adopted. [Client.Adopt] adopts it.
-func (c *Client) Drift() []Drift {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return slices.Clone(c.drift)
-}
-
-// Tools returns the adopted tools, in the server's order.
-func (c *Client) Tools() []Tool {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.list == nil {
-		return nil
-	}
-	return slices.Clone(c.list.Tools)
-}
-
-// Adoption returns what came of the tool list that is in force, what was left
-// out of it included; nil before the first adoption. It is not changed.
-func (c *Client) Adoption() *Adoption {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.list
-}
-
-// Stale reports whether the tool list may have changed since it was adopted:
-// the server has announced it, has vouched for it only for a time that has
-// passed, or has come back different.
-func (c *Client) Stale() bool {
-	if s, ok := innermost(c.s).(interface{ stale() bool }); ok && s.stale() {
-		return true
-	}
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return len(c.drift) > 0
-}
-
-// Health returns what on-call sees of the server; it is zero but for the name
-// if the Client's Session has no policy.
-func (c *Client) Health() Health {
-	if h, ok := c.s.(interface{ Health() Health }); ok {
-		return h.Health()
-	}
-	return Health{Server: c.cfg.Name}
-}
-
-// Close ends the session.
-func (c *Client) Close() error { return c.s.Close() }
-
-// Call calls an adopted tool. Arguments that do not fit the tool's input schema
-// are an *[ArgumentError], and nothing is sent; a result outside the output
-// schema is a *[ProtocolError]; whatever else can go wrong is one of the other
-// error types of this package. A tool's own failure is a Result with IsError.
-func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
-	r, err := c.call(ctx, call)
-	if err == nil {
-		return r, nil
-	}
-	var re *RPCError
-	if errors.As(err, &re) && re.Code == -32020 {
-		// The server has other header annotations than those we know
-		// (MCP 2026-07-28, tools): read them again, once.
-		if listed, lerr := c.s.ListTools(ctx); lerr == nil && c.reannotate(listed, call.Tool) {
-			return c.call(ctx, call)
-		}
-	}
-	return r, err
-}
-
-func (c *Client) call(ctx context.Context, call *Call) (*Result, error) {
-	c.mu.RLock()
-	t, known := c.tools[call.Tool]
-	if !known && c.list != nil {
-		for _, a := range c.tools { // the server's own name will do too
-			if a.Remote == call.Tool {
-				t, known = a, true
-				break
-			}
-		}
-	}
-	never := c.list == nil
-	c.mu.RUnlock()
-	if never {
-		if _, err := c.Adopt(ctx); err != nil {
-			return nil, err
-		}
-		return c.call(ctx, call)
-	}
-	if !known {
-		return nil, unknownTool(c.cfg.Name, call.Tool, c.Tools())
-	}
-	args, issues, err := t.arguments(call.Arguments)
-	if err != nil {
-		return nil, err
-	}
-	out := *call
-	out.Tool, out.Arguments, out.tool = t.Remote, args, t
-	out.repeatable = c.cfg.TrustAnnotations && (t.ReadOnly || t.Idempotent)
-	if len(t.headers) > 0 {
-		out.header = mirror(t.headers, args)
-	}
-	r, err := c.s.CallTool(ctx, &out)
-	if err == nil && !out.checked && r.Degraded == "" { // a substitute keeps no promise, and says so
-		err = t.check(ctx, r)
-	}
-	if err != nil {
-		return nil, err
-	}
-	r.Issues = append(issues, r.Issues...)
-	return r, nil
-}
-
-// arguments returns what is sent for the caller's arguments, as plain JSON
-// values, and the issues that "advise" lets pass.
-func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
-	fail := func(issues []Issue, more bool) error {
-		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
-	}
-	args, ok := v.(map[string]any)
-	if v != nil && (!ok || !isPlain(args, 0)) {
-		b, err := appendValue(nil, v)
-		if err == nil {
-			v, err = decodeValue(b)
-		}
-		if args, ok = v.(map[string]any); err != nil || !ok && v != nil {
-			return nil, nil, fail([]Issue{{Keyword: "type", Want: "an object", Got: "something else"}}, false)
-		}
-	}
-	if args == nil {
-		args = map[string]any{}
-	}
-	if t.cfg.Arguments == "off" {
-		return args, nil, nil
-	}
-	verdict := t.input.validate(args)
-	if verdict == verdictInvalid && t.cfg.Normalize {
-		if repaired, changes, ok := t.input.normalize(args, t.Destructive && !t.ReadOnly); ok {
-			return repaired, changes, nil
-		}
-	}
-	switch {
-	case verdict == verdictValid:
-		return args, nil, nil
-	case verdict == verdictBudget:
-		return nil, nil, &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
-	}
-	issues, more := t.input.explain(args, true)
-	if t.cfg.Arguments == "advise" {
-		return args, issues, nil
-	}
-	return nil, nil, fail(issues, more)
-}
-
-// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
-// tool's own failure is exempt.
-func (t *adopted) check(ctx context.Context, r *Result) error {
-	if t.OutputSchema == nil || r.IsError || t.cfg.Results == "off" {
-		return nil
-	}
-	fail := func(detail string, issues []Issue) error {
-		if t.cfg.Results == "advise" {
-			r.Issues = append(r.Issues, issues...)
-			return nil
-		}
-		return &ProtocolError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Detail: detail, Issues: issues, Raw: clip(r.Structured), Result: r}
-	}
-	if r.Structured == nil {
-		return fail("the tool promises structured content and gave none", []Issue{{Keyword: "required", Want: "structured content"}})
-	}
-	if t.output == nil {
-		return nil
-	}
-	if len(r.Structured) > 64<<10 { // decoded, it may take forty times that: one at a time
-		select {
-		case t.large <- struct{}{}:
-			defer func() { <-t.large }()
-		case <-ctx.Done():
-			return &TransportError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Reason: ReasonCancelled, Sent: true, Detail: "waiting to be checked", Err: ctx.Err()}
-		}
-	}
-	v, err := decodeValue(r.Structured)
-	if err != nil {
-		return fail("the structured content cannot be read", nil)
-	}
-	switch t.output.validate(v) {
-	case verdictValid:
-		return nil
-	case verdictBudget:
-		return fail("the structured content cannot be checked within bounds", nil)
-	}
-	issues, _ := t.output.explain(v, false)
-	return fail("the structured content does not fit the tool's output schema", issues)
-}
-
-// isPlain reports whether v holds nothing but what a JSON decoder yields, or the
-// numbers that callers write by hand.
-func isPlain(v any, depth int) bool {
-	switch v := v.(type) {
-	case nil, string, bool, json.Number, float64, int, int64:
-		return true
-	case []any:
-		for _, e := range v {
-			if depth > maxPlainDepth || !isPlain(e, depth+1) {
-				return false
-			}
-		}
-		return true
-	case map[string]any:
-		for _, e := range v {
-			if depth > maxPlainDepth || !isPlain(e, depth+1) {
-				return false
-			}
-		}
-		return true
-	}
-	return false
-}
-
-// maxPlainDepth bounds the walk over a caller's value, which may be a cycle.
-const maxPlainDepth = 128
-
-// mirror picks the arguments that travel as headers too (MCP 2026-07-28,
-// transports). An absent or null argument has no header.
-func mirror(params []headerParam, args map[string]any) map[string]string {
-	out := map[string]string{}
-	for _, p := range params {
-		var v any = args
-		for _, k := range p.Path {
-			m, _ := v.(map[string]any)
-			v = m[k]
-		}
-		switch v := v.(type) {
-		case string:
-			out[p.Name] = v
-		case bool:
-			out[p.Name] = strconv.FormatBool(v)
-		case nil, map[string]any, []any:
-		default:
-			if b, err := appendValue(nil, v); err == nil {
-				out[p.Name] = string(b)
-			}
-		}
-	}
-	return out
-}
-
-// reannotate takes the header annotations of one tool from a new list, and
-// reports whether it found the tool there.
-func (c *Client) reannotate(listed []Tool, name string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.tools[name]
-	i := slices.IndexFunc(listed, func(l Tool) bool { return t != nil && l.Name == t.Remote })
-	if i < 0 {
-		return false
-	}
-	s, err := compileSchema(listed[i].InputSchema, schemaOptions{input: true, headers: true})
-	if err != nil {
-		return false
-	}
-	fresh := *t
-	fresh.headers = s.headers()
-	c.tools[name] = &fresh
-	return true
-}
-
-// compareTools names the differences between two adoptions, by tool.
-func compareTools(server string, old, now map[string]*adopted) (out []Drift) {
-	for _, k := range slices.Sorted(maps.Keys(old)) {
-		if n, ok := now[k]; !ok {
-			out = append(out, Drift{server, old[k].Remote, "removed", ""})
-		} else if n.digest != old[k].digest {
-			out = append(out, Drift{server, n.Remote, "changed", difference(old[k].Tool, n.Tool)})
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(now)) {
-		if _, ok := old[k]; !ok {
-			out = append(out, Drift{server, now[k].Remote, "added", ""})
-		}
-	}
-	return out
-}
-
-// compareListed does the same against a list that is not adopted.
-func compareListed(old map[string]*adopted, listed []Tool, cfg Config) []Drift {
-	now := map[string]*adopted{}
-	for _, t := range listed {
-		if t.Name == "" || cfg.Allow != nil && !slices.Contains(cfg.Allow, t.Name) || slices.Contains(cfg.Deny, t.Name) {
-			continue
-		}
-		name := localName(cfg.Prefix, t.Name)
-		had := old[name]
-		if had == nil && len(now) >= cfg.MaxTools {
-			continue
-		}
-		now[name] = &adopted{Tool: t, digest: fingerprint(t.InputSchema, t.OutputSchema)}
-		now[name].Remote = t.Name
-	}
-	return compareTools(cfg.Name, old, now)
-}
-
-// difference says in a few words how two tools differ.
-func difference(old, now Tool) string {
-	if d := schemaDiff(old.InputSchema, now.InputSchema); d != "" {
-		return "input schema: " + d
-	}
-	return "output schema: " + schemaDiff(old.OutputSchema, now.OutputSchema)
-}
-
-// unknownTool is the refusal of a call to a tool that was not adopted.
-func unknownTool(server, tool string, known []Tool) error {
-	hint := strings.TrimPrefix(suggest(tool, names(known)), "; ")
-	return &ArgumentError{Origin: Origin{Server: server, Op: "tools/call"}, Tool: tool, Unknown: true, Issues: []Issue{{Keyword: "tool", Want: hint}}}
-}
-
-// names lists the names of tools.
-func names(tools []Tool) []string {
-	out := make([]string, len(tools))
-	for i, t := range tools {
-		out[i] = t.Name
-	}
-	return out
-}
-
-// localName returns the model-facing name of a tool. The same tool under the
-// same prefix always has the same name.
-func localName(prefix, tool string) string {
-	name := tool
-	if prefix != "" {
-		name = prefix + "-" + tool
-	}
-	folded := strings.Map(func(r rune) rune {
-		if strings.ContainsRune(nameChars, r) {
-			return r
-		}
-		return '_'
-	}, name)
-	if len(folded) <= 64 {
-		return folded
-	}
-	sum := sha256.Sum256([]byte(name))
-	return folded[:55] + "-" + hex.EncodeToString(sum[:4])
-}
-
-// Resource is a resource as the server lists it.
-type Resource struct {
-	URI         string `json:"uri"`
-	Name        string `json:"name"`
-	Title       string `json:"title"`
-	Description string `json:"description"`
-	MIMEType    string `json:"mimeType"`
-}
-
-// Prompt is a prompt template as the server lists it.
-type Prompt struct {
-	Name        string `json:"name"`
-	Title       string `json:"title"`
-	Description string `json:"description"`
-	Arguments   []struct {
-		Name        string `json:"name"`
-		Description string `json:"description"`
-		Required    bool   `json:"required"`
-	} `json:"arguments"`
-}
-
-// PromptMessage is one message of an expanded prompt.
-type PromptMessage struct {
-	Role    string
-	Content Content
-}
-
-// Request sends any request under the policy; see [TransportSession.Request].
-func (c *Client) Request(ctx context.Context, method string, params, out any) error {
-	r, ok := c.s.(requester)
-	if !ok {
-		return &TransportError{Origin: Origin{Server: c.cfg.Name, Op: method}, Reason: ReasonProtocol, Detail: "the session carries tools only"}
-	}
-	return r.Request(ctx, method, params, out)
-}
-
-// Resources lists the server's resources.
-func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
-	var all []Resource
-	err := c.readList(ctx, "resources/list", func(raw json.RawMessage) error {
-		var page []Resource
-		err := json.Unmarshal(member(raw, "resources"), &page)
-		all = append(all, page...)
-		return err
-	})
-	return all, err
-}
-
-// ReadResource reads a resource. Text and Data of each block hold its text or
-// its base64 blob.
-func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error) {
-	var out struct {
-		Contents []struct{ URI, MIMEType, Text, Blob string }
-	}
-	if err := c.Request(ctx, "resources/read", map[string]any{"uri": uri}, &out); err != nil {
-		return nil, err
-	}
-	blocks := make([]Content, len(out.Contents))
-	for i, b := range out.Contents {
-		blocks[i] = Content{Type: "resource", URI: b.URI, MIMEType: b.MIMEType, Text: b.Text, Data: b.Blob}
-	}
-	return blocks, nil
-}
-
-// Prompts lists the server's prompts.
-func (c *Client) Prompts(ctx context.Context) ([]Prompt, error) {
-	var all []Prompt
-	err := c.readList(ctx, "prompts/list", func(raw json.RawMessage) error {
-		var page []Prompt
-		err := json.Unmarshal(member(raw, "prompts"), &page)
-		all = append(all, page...)
-		return err
-	})
-	return all, err
-}
-
-// Prompt expands a prompt.
-func (c *Client) Prompt(ctx context.Context, name string, args map[string]string) ([]PromptMessage, error) {
-	params := map[string]any{"name": name}
-	if len(args) > 0 {
-		params["arguments"] = args
-	}
-	var out struct {
-		Messages []struct {
-			Role    string
-			Content json.RawMessage
-		}
-	}
-	if err := c.Request(ctx, "prompts/get", params, &out); err != nil {
-		return nil, err
-	}
-	var messages []PromptMessage
-	for _, m := range out.Messages {
-		r, err := decodeToolResult([]byte(`{"content":[` + string(m.Content) + `]}`))
-		if err != nil || len(r.Content) != 1 {
-			return nil, &TransportError{Origin: Origin{Server: c.cfg.Name, Op: "prompts/get"}, Reason: ReasonProtocol, Sent: true, Detail: "a message has no readable content", Raw: clip(m.Content)}
-		}
-		messages = append(messages, PromptMessage{m.Role, r.Content[0]})
-	}
-	return messages, nil
-}
-
-// Complete asks for completions of an argument of a prompt or of a resource
-// template: ref is {"type":"ref/prompt","name":…} or
-// {"type":"ref/resource","uri":…}.
-func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, value string) ([]string, error) {
-	var out struct{ Completion struct{ Values []string } }
-	err := c.Request(ctx, "completion/complete", map[string]any{"ref": ref, "argument": map[string]any{"name": argument, "value": value}}, &out)
-	return out.Completion.Values, err
-}
-
-// readList reads a list to its last page under the policy.
-func (c *Client) readList(ctx context.Context, method string, take func(json.RawMessage) error) error {
-	var params any
-	p := pager{limit: 2 * c.cfg.MaxMessageBytes}
-	for {
-		var raw json.RawMessage
-		err := c.Request(ctx, method, params, &raw)
-		if err != nil {
-			return err
-		}
-		var page struct {
-			NextCursor *string `json:"nextCursor"`
-		}
-		reason, detail := ReasonProtocol, "the result is not a list"
-		if json.Unmarshal(raw, &page) == nil && take(raw) == nil {
-			reason, detail = p.next(page.NextCursor, len(raw))
-		}
-		if detail != "" {
-			return &TransportError{Origin: Origin{Server: c.cfg.Name, Op: method}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
-		}
-		if page.NextCursor == nil {
-			return nil
-		}
-		params = map[string]any{"cursor": *page.NextCursor}
-	}
-}
-
-// A Fleet is many servers under one list of tools. It is safe for concurrent
-// use.
-type Fleet struct {
-	clients []*Client
-	sweep   chan struct{} // holds a token; taken by whoever changes which tools there are
-
-	mu       sync.RWMutex // guards the fields below
-	routes   map[string]*Client
-	degraded map[*Client]Degraded
-}
-
-// Degraded is an optional server that is missing, as data.
-type Degraded struct {
-	Server string  `json:"server"`
-	Class  Outcome `json:"class"`
-	Reason string  `json:"reason"` // in our words
-	Err    error   `json:"-"`
-}
-
-// Open composes a Client for each Config and assembles them. Nothing is
-// started if a Config has a problem.
-func Open(ctx context.Context, cfgs []Config, o *Options) (*Fleet, error) {
-	var clients []*Client
-	var errs []error
-	for _, cfg := range cfgs {
-		c, err := New(cfg, o)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		clients = append(clients, c)
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return Assemble(ctx, clients...)
-}
-
-// Assemble adopts all servers at once; tools, what is degraded and errors are
-// in the order of the arguments, whatever the order of arrival. A required
-// server that cannot be adopted, or two tools that would answer to one name,
-// is an error: the others are then cancelled and everything is closed. An
-// optional server that cannot be adopted is [Fleet.Degraded].
-func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
-	f := &Fleet{clients: clients, sweep: make(chan struct{}, 1), routes: map[string]*Client{}, degraded: map[*Client]Degraded{}}
-	f.sweep <- struct{}{}
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	found, errs := adoptAll(inner, clients, func(c *Client) {
-		if !c.cfg.Optional {
-			cancel(errFailFast)
-		}
-	})
-	if err := ctx.Err(); err != nil {
-		return nil, errors.Join(&TransportError{Origin: Origin{Op: "assemble"}, Reason: ReasonCancelled, Err: err}, f.Close())
-	}
-	var failed []error
-	for i, c := range clients {
-		switch {
-		case errs[i] == nil:
-		case !c.cfg.Optional && !(context.Cause(inner) == errFailFast && errors.Is(errs[i], context.Canceled)):
-			failed = append(failed, unavailable(c.cfg.Name, errs[i]))
-		case c.cfg.Optional:
-			f.degraded[c] = degraded(c.cfg.Name, errs[i])
-		}
-	}
-	for i, c := range clients {
-		if found[i] == nil || len(failed) > 0 {
-			continue
-		}
-		if err := f.admit(c, found[i]); err != nil {
-			failed = append(failed, err)
-		}
-	}
-	if len(failed) > 0 {
-		f.Close() // its errors must not hide the failure
-		return nil, errors.Join(failed...)
-	}
-	return f, nil
-}
-
-// errFailFast ends the adoption of the others when a required server failed.
-var errFailFast = errors.New("a required server failed")
-
-// adoptAll prepares the clients at once, each on a goroutine that it waits for.
-// A panic in one is that one's failure.
-func adoptAll(ctx context.Context, clients []*Client, failed func(*Client)) ([]*prospect, []error) {
-	found, errs := make([]*prospect, len(clients)), make([]error, len(clients))
-	var wg sync.WaitGroup
-	for i, c := range clients {
-		wg.Go(func() {
-			defer func() {
-				if v := recover(); v != nil {
-					errs[i] = &TransportError{Origin: Origin{Server: c.cfg.Name, Op: "adopt"}, Reason: ReasonProtocol, Detail: "panic: " + fmt.Sprintf("%T", v)}
-				}
-				if errs[i] != nil {
-					failed(c)
-				}
-			}()
-			found[i], errs[i] = c.prepare(ctx)
-		})
-	}
-	wg.Wait()
-	return found, errs
-}
-
-// unavailable dresses the failure of a required server.
-func unavailable(server string, err error) error {
-	var ue *UnavailableError
-	var ce *ConfigError
-	if errors.As(err, &ue) || errors.As(err, &ce) {
-		return err
-	}
-	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
-}
-
-// degraded states the failure of an optional server as data.
-func degraded(server string, err error) Degraded {
-	reason := "it cannot be used as configured"
-	switch code := errorCode(err); code {
-	case "TIMEOUT":
-		reason = "it did not answer in time"
-	case "SERVER_UNAVAILABLE", "DISCONNECTED":
-		reason = "it could not be reached"
-	case "AUTH_REQUIRED":
-		reason = "it refused our credentials"
-	case "PROTOCOL", "INVALID_RESULT", "LIMIT":
-		reason = "it did not speak the protocol"
-	case "REFUSED":
-		reason = "it refused to serve"
-	case "BUDGET_EXCEEDED":
-		reason = "the run was out of time"
-	}
-	return Degraded{Server: server, Class: classify(err, "").class, Reason: reason, Err: err}
-}
-
-// admit gives the tools of p their names in the fleet, unless one is taken.
-func (f *Fleet) admit(c *Client, p *prospect) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, t := range p.list.Tools {
-		holder := f.routes[t.Name]
-		if slices.Contains(c.o.LocalNames, t.Name) {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and a local one would both be called " + quoted(t.Name) + "; give the server a prefix"}
-		}
-		if holder != nil && holder != c {
-			return &ConfigError{Server: c.cfg.Name, Key: "prefix", Value: quoted(c.cfg.Prefix), Layer: "code", Detail: "a tool of it and one of server " + quoted(holder.cfg.Name) + " would both be called " + quoted(t.Name) + "; give one of them a prefix"}
-		}
-	}
-	maps.DeleteFunc(f.routes, func(_ string, holder *Client) bool { return holder == c })
-	for _, t := range p.list.Tools {
-		f.routes[t.Name] = c
-	}
-	c.commit(p)
-	delete(f.degraded, c)
-	return nil
-}
-
-// Tools returns the tools of all servers, in the order of declaration, by
-// model-facing names.
-func (f *Fleet) Tools() []Tool {
-	var all []Tool
-	for _, c := range f.clients {
-		all = append(all, c.Tools()...)
-	}
-	return all
-}
-
-// Client returns the client of a server, nil if there is none of that name.
-func (f *Fleet) Client(server string) *Client {
-	for _, c := range f.clients {
-		if c.cfg.Name == server {
-			return c
-		}
-	}
-	return nil
-}
-
-// Call calls a tool by its model-facing name; see [Client.Call].
-func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
-	f.mu.RLock()
-	c := f.routes[call.Tool]
-	f.mu.RUnlock()
-	if c == nil {
-		return nil, unknownTool("", call.Tool, f.Tools())
-	}
-	return c.Call(ctx, call)
-}
-
-// Answer calls a tool for a model. It always returns a result: an error is one
-// as [ErrorResult] makes it. Text of the server is put into an envelope that
-// marks it as data and that it cannot close, and is cut, which is said, where it
-// runs past [Config.MaxResultBytes].
-func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
-	r, err := f.Call(ctx, call)
-	if err != nil {
-		return ErrorResult(err)
-	}
-	f.mu.RLock()
-	c := f.routes[call.Tool]
-	f.mu.RUnlock()
-	limit, server := 64<<10, ""
-	if c != nil {
-		limit, server = c.cfg.MaxResultBytes, c.cfg.Name
-	}
-	out := *r
-	out.Content = nil
-	left, cut := limit, false
-	blocks := r.Content
-	if len(blocks) == 0 && r.Structured != nil {
-		blocks = []Content{{Type: "text", Text: string(r.Structured)}}
-	}
-	for _, b := range blocks {
-		if len(b.Data) > left {
-			cut = true
-			continue // half an image is none
-		}
-		left -= len(b.Data)
-		if text := b.Text; text != "" || b.Data == "" {
-			if b.Text == "" {
-				text = string(b.Raw)
-			}
-			if len(text) > left {
-				text, cut = cutText(text, left), true
-			}
-			left -= len(text)
-			b.Text = envelop(server+"/"+call.Tool, text)
-		}
-		b.Raw = nil
-		out.Content = append(out.Content, b)
-	}
-	if len(r.Structured) > limit {
-		out.Structured = nil
-	}
-	if cut {
-		out.Content = append(out.Content, Content{Type: "text", Text: "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."})
-	}
-	return &out
-}
-
-// envelop marks text as data of a source. Where the text contains the closing
-// tag, the tag is broken up, however it is spelt.
-func envelop(source, text string) string {
-	const tag = "untrusted-data"
-	var b strings.Builder
-	b.WriteString("<" + tag + ` source="` + attribute(source) + "\">\n")
-	rest := text
-	for {
-		i := strings.Index(strings.ToLower(rest), tag)
-		if i < 0 || i+len(tag) > len(rest) {
-			break
-		}
-		b.WriteString(rest[:i] + rest[i:i+9] + "\u200b" + rest[i+9:i+len(tag)])
-		rest = rest[i+len(tag):]
-	}
-	b.WriteString(rest + "\n</" + tag + ">")
-	return b.String()
-}
-
-// attribute makes a name safe between quotation marks.
-func attribute(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == '"' || r == '<' || r == '>' || r == '&' {
-			return '_'
-		}
-		return r
-	}, s)
-}
-
-// cutText cuts text to at most n bytes, at the boundary of a character.
-func cutText(text string, n int) string {
-	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:min(max(n, 0), len(text))]
-}
-
-// Degraded lists the optional servers that are missing, in the order of
-// declaration.
-func (f *Fleet) Degraded() []Degraded {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	var out []Degraded
-	for _, c := range f.clients {
-		if d, ok := f.degraded[c]; ok {
-			out = append(out, d)
-		}
-	}
-	return out
-}
-
-// Notice says, once and as data, what is missing from this run, for the model's
-// context. It is empty when nothing is.
-func (f *Fleet) Notice() string {
-	var lines []string
-	for _, d := range f.Degraded() {
-		lines = append(lines, "The tools of server "+strconv.Quote(d.Server)+" are not available in this run: "+d.Reason+".")
-	}
-	if lines == nil {
-		return ""
-	}
-	return envelop("mcp/unavailable", strings.Join(lines, "\n"))
-}
-
-// Health returns the health of each server, in the order of declaration.
-func (f *Fleet) Health() []Health {
-	out := make([]Health, len(f.clients))
-	for i, c := range f.clients {
-		out[i] = c.Health()
-	}
-	return out
-}
-
-// String renders Health and Degraded as JSON, which makes a Fleet an
-// [expvar.Var].
-func (f *Fleet) String() string {
-	b, err := json.Marshal(map[string]any{"servers": f.Health(), "degraded": f.Degraded()})
-	if err != nil {
-		return "{}"
-	}
-	return string(b)
-}
-
-// Stale lists the servers whose tools may have changed; see [Client.Stale].
-func (f *Fleet) Stale() []string {
-	var out []string
-	for _, c := range f.clients {
-		if c.Stale() {
-			out = append(out, c.cfg.Name)
-		}
-	}
-	return out
-}
-
-// Readopt tries the degraded servers again and returns the names of those that
-// are back. It may run beside calls; the caller decides when it is worth it.
-func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
-	err = f.again(ctx, func(c *Client) bool {
-		f.mu.RLock()
-		defer f.mu.RUnlock()
-		_, down := f.degraded[c]
-		return down
-	}, func(c *Client, err error) {
-		if err == nil {
-			back = append(back, c.cfg.Name)
-			return
-		}
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.degraded[c] = degraded(c.cfg.Name, err)
-	})
-	return back, err
-}
-
-// Refresh adopts the tools of stale servers anew, and returns what changed. A
-// server that cannot be read keeps the tools it had; the error joins why. It may
-// run beside calls.
-func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
-	var errs []error
-	err = f.again(ctx, (*Client).Stale, func(c *Client, err error) {
-		if err != nil {
-			errs = append(errs, err)
-			return
-		}
-		c.mu.RLock()
-		defer c.mu.RUnlock()
-		changes = append(changes, c.list.Drift...)
-	})
-	return changes, errors.Join(append(errs, err)...)
-}
-
-// again adopts those clients anew that are meant, and reports on each in the
-// order of declaration. One sweep runs at a time.
-func (f *Fleet) again(ctx context.Context, meant func(*Client) bool, report func(*Client, error)) error {
-	select {
-	case <-f.sweep:
-		defer func() { f.sweep <- struct{}{} }()
-	case <-ctx.Done():
-		return &TransportError{Origin: Origin{Op: "adopt"}, Reason: ReasonCancelled, Err: ctx.Err()}
-	}
-	var some []*Client
-	for _, c := range f.clients {
-		if meant(c) {
-			some = append(some, c)
-		}
-	}
-	found, errs := adoptAll(ctx, some, func(*Client) {})
-	for i, c := range some {
-		if errs[i] == nil {
-			errs[i] = f.admit(c, found[i])
-		}
-		report(c, errs[i])
-	}
-	if err := ctx.Err(); err != nil {
-		return &TransportError{Origin: Origin{Op: "adopt"}, Reason: ReasonCancelled, Err: err}
-	}
-	return nil
-}
-
-// Close closes all servers at once and returns when the last has ended.
-func (f *Fleet) Close() error {
-	errs := make([]error, len(f.clients))
-	var wg sync.WaitGroup
-	for i, c := range f.clients {
-		wg.Go(func() { errs[i] = c.Close() })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// ErrorResult states any error as a result that a model can act on: IsError,
-// and one JSON object {error, message, details}. The codes are a closed list;
-// the package comment has them. Nothing of the server's, and nothing internal, is in it.
-func ErrorResult(err error) *Result {
-	code := errorCode(err)
-	details := map[string]any{}
-	var (
-		te     *TransportError
-		ue     *UnavailableError
-		ae     *ArgumentError
-		be     *BudgetError
-		origin interface{ origin() *Origin }
-	)
-	wait := time.Duration(0)
-	if errors.As(err, &origin) {
-		o := origin.origin()
-		for k, v := range map[string]string{"server": o.Server, "call": o.Call} {
-			if v != "" {
-				details[k] = v
-			}
-		}
-	}
-	if errors.As(err, &te) {
-		details["may_have_run"], wait = te.Sent, te.RetryAfter
-	}
-	if errors.As(err, &be) {
-		details["may_have_run"] = be.Sent
-	}
-	if errors.As(err, &ue) && ue.State != BreakerClosed {
-		details["may_have_run"], wait = false, ue.RetryAfter
-	}
-	if wait > 0 {
-		details["retry_after_seconds"] = int64((wait + time.Second - 1) / time.Second)
-	}
-	message := errorAdvice[code]
-	if errors.As(err, &ae) {
-		message = ae.Feedback()
-		var fields []any
-		for _, is := range ae.Issues {
-			if !ae.Unknown {
-				fields = append(fields, map[string]any{"path": is.Path, "keyword": is.Keyword, "want": is.Want, "got": is.Got})
-			}
-		}
-		if fields != nil {
-			details["fields"] = fields
-		}
-	}
-	b, _ := appendValue(nil, map[string]any{"error": code, "message": message, "details": details})
-	return &Result{IsError: true, Content: []Content{{Type: "text", Text: string(b)}}}
-}
-
-// errorAdvice is the closed list of codes, and what each tells a model to do.
-var errorAdvice = map[string]string{
-	"INVALID_ARGUMENTS":  "The arguments do not fit the tool's schema; nothing was sent. Correct the fields and call again.",
-	"UNKNOWN_TOOL":       "There is no tool of this name. Use one from the list of tools.",
-	"SERVER_UNAVAILABLE": "The server cannot be used at the moment. Go on without it, or try again after the time in details.",
-	"RATE_LIMITED":       "The server asks for fewer calls; this one was not run. Wait for the time in details before calling again.",
-	"TIMEOUT":            "The server did not answer in time. If details say that the call may have run, check its effect before calling again.",
-	"BUDGET_EXCEEDED":    "This run is out of time. Finish with what there is; do not call again.",
-	"DISCONNECTED":       "The connection was lost during the call. If details say that the call may have run, check its effect before calling again.",
-	"PROTOCOL":           "The server gave no usable answer. The same call will likely fail again; use another way.",
-	"INVALID_RESULT":     "The server's result broke its own schema and was withheld. Use another way.",
-	"LIMIT":              "A message was larger than is allowed. Ask for less at a time.",
-	"REFUSED":            "The server refused the request. Do not repeat it unchanged.",
-	"AUTH_REQUIRED":      "The server wants other credentials. Ask the user to authenticate again.",
-	"CANCELLED":          "The call was cancelled. Do not repeat it unless asked to.",
-	"SCHEMA":             "The tool's schema cannot be checked within bounds; nothing was sent. Use another tool.",
-	"CONFIGURATION":      "The server is configured wrongly. Tell the user.",
-	"UNEXPECTED":         "The call failed for a reason that is not known. Use another way.",
-}
-
-// errorCode puts an error into the list.
-func errorCode(err error) string {
-	var (
-		te *TransportError
-		re *RPCError
-		pe *ProtocolError
-		ue *UnavailableError
-		ae *ArgumentError
-		se *SchemaError
-		ce *ConfigError
-		be *BudgetError
-	)
-	switch {
-	case errors.As(err, &ae) && ae.Unknown:
-		return "UNKNOWN_TOOL"
-	case errors.As(err, &ae):
-		return "INVALID_ARGUMENTS"
-	case errors.As(err, &be):
-		return "BUDGET_EXCEEDED"
-	case errors.As(err, &ue) && (ue.State != BreakerClosed || ue.Err == nil):
-		return "SERVER_UNAVAILABLE"
-	case errors.As(err, &te):
-		switch {
-		case te.Reason == ReasonCancelled:
-			return "CANCELLED"
-		case te.Status == 401 || te.Status == 403:
-			return "AUTH_REQUIRED"
-		case te.Status == 429:
-			return "RATE_LIMITED"
-		case te.Reason == ReasonUnavailable:
-			return "SERVER_UNAVAILABLE"
-		case te.Status >= 300:
-			return "REFUSED"
-		case te.Reason == ReasonTimeout:
-			return "TIMEOUT"
-		case te.Reason == ReasonDisconnected:
-			return "DISCONNECTED"
-		case te.Reason == ReasonLimit:
-			return "LIMIT"
-		}
-		return "PROTOCOL"
-	case errors.As(err, &re):
-		return "REFUSED"
-	case errors.As(err, &pe):
-		return "INVALID_RESULT"
-	case errors.As(err, &se):
-		return "SCHEMA"
-	case errors.As(err, &ce):
-		return "CONFIGURATION"
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "CANCELLED"
-	}
-	return "UNEXPECTED"
 }

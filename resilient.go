@@ -9,7 +9,6 @@ package mcp
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -107,12 +106,16 @@ func (r Reach) Name() string { return "mcp." + r.Server + "." + r.Operation }
 // OpenTelemetry's conventions for MCP name. No argument or result is among
 // them. The span's error.type, when it ends, is [Health.ErrorType].
 func (r Reach) Attrs() []slog.Attr {
-	method := r.Operation
+	method, transport, protocol, execute := r.Operation, "", "", ""
 	if method == "connect" {
 		method = "initialize"
 	}
-	pipe := map[string][2]string{"stdio": {"pipe", ""}, "http": {"tcp", "http"}}[r.Transport]
-	execute := ""
+	switch r.Transport {
+	case "stdio":
+		transport = "pipe"
+	case "http":
+		transport, protocol = "tcp", "http"
+	}
 	if r.Tool != "" {
 		execute = "execute_tool"
 	}
@@ -122,7 +125,7 @@ func (r Reach) Attrs() []slog.Attr {
 		slog.Int("adk.mcp.attempt", r.Attempt), slog.String("mcp.method.name", method),
 		slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", execute),
 		slog.String("mcp.protocol.version", r.Protocol),
-		slog.String("network.transport", pipe[0]), slog.String("network.protocol.name", pipe[1]),
+		slog.String("network.transport", transport), slog.String("network.protocol.name", protocol),
 	}
 	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
@@ -177,29 +180,6 @@ func NewGuard(cfg Config, o *Options) *Guard {
 	return g
 }
 
-// drawLocked returns a number in [0, n), whatever the source does. It requires
-// that g.mu is held.
-func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-1) }
-
-func (g *Guard) now() time.Duration { return time.Since(g.base) }
-
-// Health returns the state of the breaker and what came of the last reach.
-func (g *Guard) Health() Health {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.healthLocked(g.now())
-}
-
-func (g *Guard) healthLocked(now time.Duration) Health {
-	h, b := g.health, &g.breaker
-	h.State, h.RetryAfter = b.state(now), b.wait(now)
-	h.ConsecutiveFailures, h.Faults, h.Late = b.faults, b.settled[fault], b.late
-	return h
-}
-
-// String renders [Guard.Health] as JSON, which makes g an expvar.Var.
-func (g *Guard) String() string { return g.Health().String() }
-
 // Do runs fn under the policy: at most MaxInFlight at once, each attempt within
 // its ceiling and within what is left of the run, none while the breaker is
 // open, and again after a jittered wait where that is safe.
@@ -229,6 +209,16 @@ func (g *Guard) String() string { return g.Health().String() }
 func (g *Guard) Do(ctx context.Context, op Operation, fn func(ctx context.Context) error) error {
 	return g.do(ctx, op, 0, reachFunc(fn))
 }
+
+// Health returns the state of the breaker and what came of the last reach.
+func (g *Guard) Health() Health {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.fillLocked(g.health, g.now())
+}
+
+// String renders [Guard.Health] as JSON, which makes g an [expvar.Var].
+func (g *Guard) String() string { return g.Health().String() }
 
 // A reacher makes one reach. It is an interface so that a call of a tool needs
 // one allocation for all that it captures.
@@ -265,7 +255,7 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 	}
 	for {
 		r, err := g.attempt(ctx, &o, w)
-		if err == nil || r.again == ended {
+		if err == nil || r.retry == ended {
 			return err
 		}
 		if r.class == OutcomeProtocol {
@@ -291,14 +281,14 @@ func (g *Guard) do(ctx context.Context, op Operation, self time.Duration, w reac
 // the window and do nothing with it; and a run without time asks nobody.
 func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling, err error) {
 	if err = g.acquire(ctx, o); err != nil {
-		return ruling{again: ended}, err
+		return ruling{retry: ended}, err
 	}
 	start := g.now()
 	bound, runBinds := o.bound(start, o.self)
 	t, state, err := g.admit(ctx, o, start, bound)
 	if err != nil {
 		g.release()
-		return ruling{again: ended}, err
+		return ruling{retry: ended}, err
 	}
 	var spanEnd func(Health, error)
 	// What holds if this function is left by a panic or runtime.Goexit: of a
@@ -424,29 +414,39 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach. If anybody asks, it returns the
-// health as this reach leaves it.
+// settle tells the breaker what came of a reach. If its span asks, it returns the
+// health as the reach leaves it. A reach that ends too late leaves all as it is: it
+// speaks of a time gone by, to nobody but its caller.
 func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.breaker.mode
-	if g.breaker.settle(t, r.verdict, now) { // it speaks of a time gone by, to nobody but its caller
-		if asked {
-			h = g.healthLocked(now)
-			h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
+	late := g.breaker.settle(t, r.verdict, now)
+	if !late {
+		if r.verdict == fault {
+			g.cause = r.cause
 		}
-		return h
+		g.health.take(o, r, now-start)
+		g.movedLocked(o, was, now)
 	}
-	if r.verdict == fault {
-		g.cause = r.cause
-	}
-	l := &g.health
-	l.Outcome, l.ErrorType, l.Operation, l.Retries, l.Latency = r.class, r.kind, o.Name, o.reaches-1, now-start
-	g.movedLocked(o, was, now)
 	if asked {
-		h = g.healthLocked(now)
+		h = g.fillLocked(g.health, now)
+		h.take(o, r, now-start)
 	}
+	return h
+}
+
+// take notes what came of a reach.
+func (h *Health) take(o *operation, r ruling, took time.Duration) {
+	h.Outcome, h.ErrorType, h.Operation, h.Retries, h.Latency = r.class, r.kind, o.Name, o.reaches-1, took
+}
+
+// fillLocked returns h with what the breaker knows. It requires that g.mu is held.
+func (g *Guard) fillLocked(h Health, now time.Duration) Health {
+	b := &g.breaker
+	h.State, h.RetryAfter = b.state(now), b.wait(now)
+	h.ConsecutiveFailures, h.Faults, h.Late = b.faults, b.settled[fault], b.late
 	return h
 }
 
@@ -464,7 +464,7 @@ func (g *Guard) movedLocked(o *operation, was BreakerState, now time.Duration) {
 	if g.opt.OnState == nil && g.opt.Logger == nil {
 		return
 	}
-	h := g.healthLocked(now)
+	h := g.fillLocked(g.health, now)
 	h.State = state
 	by := operation{Operation: o.Operation, id: g.id(o), attempts: o.reaches}
 	g.events = append(g.events, func() {
@@ -539,9 +539,9 @@ func (g *Guard) describe(o *operation, state BreakerState) Reach {
 func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp string) {
 	c := &g.cfg.Retry
 	switch {
-	case r.again == never:
+	case r.retry == never:
 		return 0, "answered"
-	case r.again == ifSafe && r.sent && !o.Repeatable:
+	case r.retry == ifSafe && r.sent && !o.Repeatable:
 		return 0, "unsafe"
 	case o.attempts >= c.MaxAttempts || r.after > max(0, c.MaxRetryAfter):
 		return 0, "exhausted"
@@ -559,7 +559,8 @@ func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp strin
 	return wait, ""
 }
 
-// dress books an attempt that failed, and returns the error that tells of it.
+// dress books an attempt that ended in err, and returns the error that tells of
+// it; nil if that is a result whose tool failed.
 func (g *Guard) dress(o *operation, r ruling, err error) error {
 	o.attempts += max(1, r.tries)
 	o.sent = o.sent || r.sent
@@ -567,9 +568,9 @@ func (g *Guard) dress(o *operation, r ruling, err error) error {
 	switch {
 	case r.class == OutcomeOK:
 		return nil
-	case r.again == ended && te != nil && te.Reason == ReasonCancelled && te.Err != nil && o.fault == nil && r.class == OutcomeCancelled:
-		return g.stamp(o, te, "cancelled") // which knows more
-	case r.again == ended:
+	case r.class == OutcomeCancelled && o.fault == nil && te != nil && te.Reason == ReasonCancelled && te.Err != nil:
+		return g.stamp(o, te, "cancelled") // the session knows more of it than we do
+	case r.retry == ended:
 		return g.ended(o, r.class == OutcomeCancelled)
 	case r.class != OutcomeTimeout || te != nil && te.Reason == ReasonTimeout:
 		return err
@@ -614,12 +615,21 @@ func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
 	return err
 }
 
+// drawLocked returns a number in [0, n), whatever the source does. It requires
+// that g.mu is held.
+func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-1) }
+
+func (g *Guard) now() time.Duration { return time.Since(g.base) }
+
 // An originator is an error of this package.
 type originator interface{ origin() *Origin }
 
 // origins returns the outermost error of this package in err, or nil.
 func origins(err error) originator {
-	var o originator
+	if err == nil {
+		return nil
+	}
+	var o originator // which escapes: a call that succeeds does not pay for it
 	errors.As(err, &o)
 	return o
 }
@@ -644,20 +654,17 @@ func ceiling(base, limit time.Duration, n int) time.Duration {
 
 // jitter draws a wait from [0, c]: full jitter, the least work for all together.
 func jitter(c time.Duration, draw func(n int64) int64) time.Duration {
-	switch {
-	case c <= 0:
+	if c <= 0 {
 		return 0
-	case c == math.MaxInt64:
-		return time.Duration(draw(math.MaxInt64))
 	}
-	return time.Duration(draw(int64(c) + 1))
+	return time.Duration(draw(min(int64(c), math.MaxInt64-1) + 1))
 }
 
 // A ruling is what an ending means. Its zero value is a fault that is not retried.
 type ruling struct {
 	class   Outcome
 	verdict verdict
-	again   again
+	retry   retry
 	kind    string        // OpenTelemetry's error.type
 	sent    bool          // the server may have run the request
 	after   time.Duration // how long it asked to be left alone
@@ -665,11 +672,11 @@ type ruling struct {
 	cause   error         // one word, for those whom the breaker will refuse
 }
 
-// An again says whether another attempt may follow.
-type again uint8
+// A retry says whether another attempt may follow.
+type retry uint8
 
 const (
-	never  again = iota // it would come out the same
+	never  retry = iota // it would come out the same
 	ifSafe              // if nothing was sent, or the operation is repeatable
 	always              // the answer was "not run"
 	ended               // the run or the caller ended the operation
@@ -701,7 +708,7 @@ func classify(err error, by Outcome) ruling {
 	case *UnavailableError: // of another policy, further in
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "breaker_open"}
 	case *BudgetError:
-		return ruling{class: OutcomeBudget, verdict: neither, again: ended, kind: "run_deadline", sent: e.Sent}
+		return ruling{class: OutcomeBudget, verdict: neither, retry: ended, kind: "run_deadline", sent: e.Sent}
 	case *TransportError:
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {
@@ -729,19 +736,19 @@ func (r *ruling) byReason(e *TransportError, by Outcome) {
 	}
 	switch {
 	case by == OutcomeCancelled:
-		r.class, r.verdict, r.again, r.kind = by, neither, ended, "cancelled"
+		r.class, r.verdict, r.retry, r.kind = by, neither, ended, "cancelled"
 	case by == OutcomeBudget:
-		r.class, r.verdict, r.again, r.kind = by, neither, ended, "run_deadline"
+		r.class, r.verdict, r.retry, r.kind = by, neither, ended, "run_deadline"
 	case by == OutcomeTimeout || e.Reason == ReasonTimeout:
-		r.class, r.again, r.kind, r.cause = OutcomeTimeout, ifSafe, "timeout", ReasonTimeout
+		r.class, r.retry, r.kind, r.cause = OutcomeTimeout, ifSafe, "timeout", ReasonTimeout
 	case e.Reason == ReasonLimit: // it does answer, and our limit stops it: no fault, and no proof of health
 		r.class, r.verdict = OutcomeProtocol, neither
 	case e.Reason == ReasonProtocol: // nobody answered our request
 		r.class = OutcomeProtocol
 	default:
-		r.class, r.again = OutcomeFault, ifSafe
+		r.class, r.retry = OutcomeFault, ifSafe
 		if cert := (*tls.CertificateVerificationError)(nil); errors.As(e.Err, &cert) {
-			r.again = never
+			r.retry = never
 		}
 	}
 }
@@ -751,9 +758,9 @@ func (r *ruling) byReason(e *TransportError, by Outcome) {
 func (r *ruling) byStatus(e *TransportError) {
 	switch s := e.Status; {
 	case s == 429: // alive, asking for less, and "not run"
-		r.class, r.verdict, r.again = OutcomeRefused, neither, always
+		r.class, r.verdict, r.retry = OutcomeRefused, neither, always
 	case s == 408, s >= 500 && s != 501 && s != 505:
-		r.class, r.verdict, r.again = OutcomeFault, fault, ifSafe
+		r.class, r.verdict, r.retry = OutcomeFault, fault, ifSafe
 	case s >= 500:
 		r.class, r.verdict = OutcomeFault, fault
 	case s == 401, s == 403, s == 413, e.Reason == ReasonDisconnected && (s == 400 || s == 404): // a lost session
@@ -769,25 +776,30 @@ func (r *ruling) byStatus(e *TransportError) {
 	}
 }
 
-// ResilientSession puts the policy of a [Guard] around a [Session]. It is a
-// Session itself, so nothing above it changes.
+// A ResilientSession puts the policy of a [Guard] around a [Session]. It is a
+// Session itself, so nothing above it changes; it has no lock and no goroutine of
+// its own, and is safe for concurrent use if the session within is.
 type ResilientSession struct {
 	inner Session
 	guard *Guard
 	self  time.Duration // see operation.self
 }
 
-// NewResilientSession returns s under the policy that cfg declares.
+// NewResilientSession returns s under the policy that cfg declares. A nil o means
+// defaults.
 func NewResilientSession(s Session, cfg Config, o *Options) *ResilientSession {
 	r := &ResilientSession{inner: s, guard: NewGuard(cfg, o)}
 	if _, ok := s.(boundsItself); ok {
 		r.self = max(1, r.guard.cfg.ConnectTimeout)
 	}
-	r.guard.info = r.serverInfo
+	if speaker, ok := innermost(s).(interface{ serverInfo() *ServerInfo }); ok {
+		r.guard.info = speaker.serverInfo
+	}
 	return r
 }
 
-// Initialize connects, if need be. It is repeatable.
+// Initialize connects, if need be, within [Config.ConnectTimeout]. It is
+// repeatable. Its errors, like those of the other methods, are those of [Guard.Do].
 func (s *ResilientSession) Initialize(ctx context.Context) (info *ServerInfo, err error) {
 	err = s.read(ctx, "connect", s.guard.cfg.ConnectTimeout, func(ctx context.Context) (err error) {
 		info, err = s.inner.Initialize(ctx)
@@ -796,7 +808,8 @@ func (s *ResilientSession) Initialize(ctx context.Context) (info *ServerInfo, er
 	return info, err
 }
 
-// ListTools reads the whole tool list. It is repeatable.
+// ListTools reads the whole tool list, within [Config.DiscoveryTimeout]. It is
+// repeatable.
 func (s *ResilientSession) ListTools(ctx context.Context) (tools []Tool, err error) {
 	err = s.read(ctx, "tools/list", s.guard.cfg.DiscoveryTimeout, func(ctx context.Context) (err error) {
 		tools, err = s.inner.ListTools(ctx)
@@ -809,8 +822,9 @@ func (s *ResilientSession) read(ctx context.Context, name string, timeout time.D
 	return s.guard.do(ctx, Operation{Name: name, Repeatable: true, Timeout: timeout}, s.self, fn)
 }
 
-// CallTool calls a tool. The call is repeatable if it has an idempotency key, or
-// if its tool is annotated so and the Config trusts annotations.
+// CallTool calls a tool, each attempt within [Config.CallTimeout]. The call is
+// repeatable if it has an idempotency key, or if its tool is annotated so and
+// [Config.TrustAnnotations] is set.
 func (s *ResilientSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	w := &toolReach{session: s.inner, call: call}
 	op := Operation{Name: "tools/call", Tool: call.Tool, Repeatable: call.IdempotencyKey != "" || call.repeatable}
@@ -840,25 +854,24 @@ func (t *toolReach) reach(ctx context.Context) (err error) {
 	return err
 }
 
-// Request carries any other method, if the session below can. Methods that only
+// Request carries any other method, if the session within can. Methods that only
 // read are repeatable.
 func (s *ResilientSession) Request(ctx context.Context, method string, params, out any) error {
 	inner, ok := s.inner.(requester)
 	if !ok {
-		return fmt.Errorf("mcp: server %q: %s: %w", s.guard.cfg.Name, method, errors.ErrUnsupported)
+		return toolsOnly(s.guard.cfg.Name, method) // asks nobody, so it is no reach
 	}
 	verb := method[strings.LastIndexByte(method, '/')+1:]
 	reads := slices.Contains([]string{"list", "read", "get", "complete", "discover", "ping"}, verb)
-	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(func(ctx context.Context) error {
-		return inner.Request(ctx, method, params, out)
-	}))
+	reach := func(ctx context.Context) error { return inner.Request(ctx, method, params, out) }
+	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(reach))
 }
 
 // Health returns the state of the server's breaker and what came of the last
 // reach for it.
 func (s *ResilientSession) Health() Health { return s.guard.Health() }
 
-// String renders the health as JSON, which makes s an expvar.Var.
+// String renders the health as JSON, which makes s an [expvar.Var].
 func (s *ResilientSession) String() string { return s.guard.String() }
 
 // Close closes the session below.
@@ -866,27 +879,38 @@ func (s *ResilientSession) Close() error { return s.inner.Close() }
 
 func (s *ResilientSession) unwrap() Session { return s.inner }
 
-func (s *ResilientSession) onReconnect(f func(ctx context.Context)) {
-	if in, ok := s.inner.(interface{ onReconnect(func(context.Context)) }); ok {
-		in.onReconnect(f)
+// innermost follows the wrappers of this package down to the session that
+// speaks with the server. What only that one knows is asked of it directly.
+func innermost(s Session) Session {
+	for {
+		w, ok := s.(interface{ unwrap() Session })
+		if !ok {
+			return s
+		}
+		s = w.unwrap()
 	}
 }
 
-func (s *ResilientSession) stale() bool {
-	in, ok := s.inner.(interface{ stale() bool })
-	return ok && in.stale()
+// toolsOnly is the refusal of a request that the session within cannot carry.
+func toolsOnly(server, method string) error {
+	return &TransportError{Origin: Origin{Server: server, Op: method}, Reason: ReasonProtocol,
+		Detail: "the session carries tools only", Err: errors.ErrUnsupported}
 }
 
-func (s *ResilientSession) serverInfo() *ServerInfo {
-	if in, ok := s.inner.(interface{ serverInfo() *ServerInfo }); ok {
-		return in.serverInfo()
-	}
-	return nil
-}
+// A FallbackSession is a [Session] with something to fall back on where the
+// server is unavailable, timed out or was disconnected, and for no other reason:
+// a refusal, bad arguments, a cancel and a run out of time stay errors. What it
+// answers instead is marked, in [Result.Degraded] and by a first block of text.
+// It belongs around a [ResilientSession], and only around tools that read: a
+// remembered "sent" sends nothing.
+//
+//	session := &mcp.FallbackSession{Session: resilient, MaxAge: time.Hour}
+//
+// Each way out is left out if it is zero; the first that has something wins. The
+// fields are not changed once the session is in use.
+type FallbackSession struct {
+	Session
 
-// A Fallback says what stands in for a server that cannot be reached. Each part
-// is left out if it is zero; the first that has something wins.
-type Fallback struct {
 	// MaxAge is how old the last good answer to the same call may be. At most
 	// 128 answers and 1 MiB are kept.
 	MaxAge time.Duration
@@ -895,6 +919,11 @@ type Fallback struct {
 	Alternatives []func(ctx context.Context, call *Call) (*Result, error)
 	// Stub makes a result out of nothing, so that an agent can go on; or nil.
 	Stub func(call *Call) *Result
+
+	mu    sync.Mutex // guards the fields below
+	kept  map[string]answer
+	bytes int    // of all that is kept
+	count uint64 // results given instead
 }
 
 const (
@@ -902,70 +931,16 @@ const (
 	keptBytes   = 1 << 20
 )
 
-// FallbackSession answers for a server that is unavailable, timed out or was
-// disconnected, and for no other reason: a refusal, bad arguments, a cancel and a
-// run out of time stay errors. What it answers is marked, in [Result.Degraded]
-// and by a first block of text. It belongs around a [ResilientSession], and only
-// around tools that read: a remembered "sent" sends nothing.
-type FallbackSession struct {
-	inner Session
-	f     Fallback
-
-	mu    sync.Mutex // guards the fields below
-	kept  map[callKey]answer
-	bytes int
-	count uint64 // results given instead
-}
-
-// A callKey is a tool and the digest of its arguments.
-type callKey struct {
-	tool string
-	args [sha256.Size]byte
-}
-
+// An answer is one that may be given again.
 type answer struct {
 	result *Result
 	at     time.Time
 	size   int
 }
 
-// NewFallbackSession returns s with f to fall back on.
-func NewFallbackSession(s Session, f Fallback) *FallbackSession {
-	return &FallbackSession{inner: s, f: f, kept: make(map[callKey]answer)}
-}
-
-// Initialize passes through.
-func (s *FallbackSession) Initialize(ctx context.Context) (*ServerInfo, error) {
-	return s.inner.Initialize(ctx)
-}
-
-// ListTools passes through.
-func (s *FallbackSession) ListTools(ctx context.Context) ([]Tool, error) {
-	return s.inner.ListTools(ctx)
-}
-
-// Close passes through.
-func (s *FallbackSession) Close() error { return s.inner.Close() }
-
-func (s *FallbackSession) unwrap() Session { return s.inner }
-
-// Health is that of the session below, with the results given instead counted.
-func (s *FallbackSession) Health() (h Health) {
-	if in, ok := s.inner.(interface{ Health() Health }); ok {
-		h = in.Health()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.Fallbacks += s.count
-	return h
-}
-
-// String renders the health as JSON, which makes s an expvar.Var.
-func (s *FallbackSession) String() string { return s.Health().String() }
-
 // CallTool calls a tool, or says what is known instead.
 func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
-	r, err := s.inner.CallTool(ctx, call)
+	r, err := s.Session.CallTool(ctx, call)
 	if err == nil {
 		s.keep(call, r)
 		return r, nil
@@ -976,18 +951,42 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 	if r, age := s.recall(call); r != nil {
 		return s.degraded(r, err, "cached "+age.Round(time.Second).String()+" ago"), nil
 	}
-	for i, alternative := range s.f.Alternatives {
+	for i, alternative := range s.Alternatives {
 		if r, altErr := alternative(ctx, call); altErr == nil && r != nil && !r.IsError {
 			return s.degraded(r, err, "alternative "+strconv.Itoa(i+1)), nil
 		}
 	}
-	if s.f.Stub != nil {
-		if r := s.f.Stub(call); r != nil {
+	if s.Stub != nil {
+		if r := s.Stub(call); r != nil {
 			return s.degraded(r, err, "stub"), nil
 		}
 	}
 	return nil, err
 }
+
+// Request passes through: there is nothing to fall back on.
+func (s *FallbackSession) Request(ctx context.Context, method string, params, out any) error {
+	if in, ok := s.Session.(requester); ok {
+		return in.Request(ctx, method, params, out)
+	}
+	return toolsOnly("", method)
+}
+
+// Health is that of the session within, with the results given instead counted.
+func (s *FallbackSession) Health() (h Health) {
+	if in, ok := s.Session.(interface{ Health() Health }); ok {
+		h = in.Health()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.Fallbacks += s.count
+	return h
+}
+
+// String renders the health as JSON, which makes s an [expvar.Var].
+func (s *FallbackSession) String() string { return s.Health().String() }
+
+func (s *FallbackSession) unwrap() Session { return s.Session }
 
 // missing reports whether err says that there is no server to answer.
 func missing(err error) bool {
@@ -996,7 +995,7 @@ func missing(err error) bool {
 		return true
 	case *TransportError:
 		r := classify(e, "")
-		return r.class == OutcomeFault || r.class == OutcomeTimeout || r.again == always
+		return r.class == OutcomeFault || r.class == OutcomeTimeout || r.retry == always
 	}
 	return false
 }
@@ -1031,32 +1030,33 @@ func (r *Result) clone() *Result {
 	return &c
 }
 
-// key returns what answers to call are kept under.
-func key(call *Call) (k callKey, ok bool) {
+// key returns what answers to call are kept under: the tool and its arguments, as
+// JSON with sorted keys. It is empty if that cannot be had.
+func key(call *Call) string {
 	args := []byte("{}")
 	if call.Arguments != nil {
 		var err error
-		if args, err = json.Marshal(call.Arguments); err != nil { // sorts the keys of maps
-			return k, false
+		if args, err = json.Marshal(call.Arguments); err != nil {
+			return ""
 		}
 	}
-	return callKey{call.Tool, sha256.Sum256(args)}, true
+	return call.Tool + "\x00" + string(args)
 }
 
 // keep remembers a good answer. What is over the bounds goes, in no order.
 func (s *FallbackSession) keep(call *Call, r *Result) {
-	k, ok := key(call)
-	if s.f.MaxAge <= 0 || !ok || r == nil || r.IsError || r.Degraded != "" {
+	if s.MaxAge <= 0 || r == nil || r.IsError || r.Degraded != "" {
 		return
 	}
-	a := answer{r.clone(), time.Now(), 256 + len(call.Tool) + len(r.Structured) + len(r.Meta)}
+	k := key(call)
+	a := answer{r.clone(), time.Now(), 256 + len(k) + len(r.Structured) + len(r.Meta)}
 	for _, c := range r.Content {
 		a.size += 256 + len(c.Text) + len(c.Data) + len(c.Raw) + len(c.MIMEType) + len(c.URI) + len(c.Name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgetLocked(k)
-	if a.size > keptBytes {
+	if a.size > keptBytes || k == "" {
 		return
 	}
 	for other := range s.kept {
@@ -1065,22 +1065,25 @@ func (s *FallbackSession) keep(call *Call, r *Result) {
 		}
 		s.forgetLocked(other)
 	}
+	if s.kept == nil {
+		s.kept = map[string]answer{}
+	}
 	s.kept[k] = a
 	s.bytes += a.size
 }
 
-func (s *FallbackSession) forgetLocked(k callKey) {
+func (s *FallbackSession) forgetLocked(k string) {
 	s.bytes -= s.kept[k].size
 	delete(s.kept, k)
 }
 
 // recall returns the last good answer to call and its age, or nil.
 func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
-	k, _ := key(call)
+	k := key(call)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.kept[k]
-	if age := time.Since(a.at); a.result != nil && age <= s.f.MaxAge {
+	if age := time.Since(a.at); a.result != nil && age <= s.MaxAge {
 		return a.result, age
 	}
 	s.forgetLocked(k)
@@ -1088,7 +1091,7 @@ func (s *FallbackSession) recall(call *Call) (*Result, time.Duration) {
 }
 
 // A Saga runs steps that each have an effect of their own, and undoes what was
-// done when one of them fails. The zero value is ready for use.
+// done when one of them fails. The zero value is ready for use, by one goroutine.
 //
 //	var s mcp.Saga
 //	s.Step("debit", debit, refund)
@@ -1110,26 +1113,6 @@ type sagaStep struct {
 	name     string
 	do, undo func(ctx context.Context) error
 }
-
-// A SagaError is a saga that failed. If Stuck is not empty the world is neither
-// as it was nor as it should be, and a human has to look at it.
-type SagaError struct {
-	Step   string   // the step that failed
-	Err    error    // why; what the error unwraps to
-	Undone []string // the steps that were undone, in that order
-	Stuck  []error  // the compensations that failed, in that order
-}
-
-func (e *SagaError) Error() string {
-	s := "mcp: saga: step " + strconv.Quote(e.Step) + ": " + e.Err.Error()
-	for _, err := range e.Stuck {
-		s += "; NOT UNDONE: " + err.Error()
-	}
-	return s
-}
-
-// Unwrap returns the error of the step.
-func (e *SagaError) Unwrap() error { return e.Err }
 
 // Step adds a step. Undo takes its effect back and may be nil; it runs only if do
 // has returned nil, so a do that may have had its effect and fails cleans up
@@ -1160,6 +1143,26 @@ func (s *Saga) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// A SagaError is a saga that failed. If Stuck is not empty the world is neither
+// as it was nor as it should be, and a human has to look at it.
+type SagaError struct {
+	Step   string   // the step that failed
+	Err    error    // why; what the error unwraps to
+	Undone []string // the steps that were undone, in that order
+	Stuck  []error  // the compensations that failed, in that order
+}
+
+func (e *SagaError) Error() string {
+	s := "mcp: saga: step " + strconv.Quote(e.Step) + ": " + e.Err.Error()
+	for _, err := range e.Stuck {
+		s += "; NOT UNDONE: " + err.Error()
+	}
+	return s
+}
+
+// Unwrap returns the error of the step.
+func (e *SagaError) Unwrap() error { return e.Err }
 
 // undo runs the compensations of done, last first, each whatever became of those
 // before it.

@@ -23,6 +23,7 @@ var (
 	_ Session        = (*ResilientSession)(nil)
 	_ Session        = (*FallbackSession)(nil)
 	_ requester      = (*ResilientSession)(nil)
+	_ requester      = (*FallbackSession)(nil)
 	_ expvar.Var     = (*ResilientSession)(nil)
 	_ expvar.Var     = (*FallbackSession)(nil)
 	_ expvar.Var     = (*Guard)(nil)
@@ -36,7 +37,7 @@ var endings = []struct {
 	err     error
 	class   Outcome
 	verdict verdict
-	again   again
+	retry   retry
 	kind    string
 }{
 	{"result", nil, OutcomeOK, good, never, ""},
@@ -104,9 +105,9 @@ func TestInvariant25EveryRow(t *testing.T) {
 				continue
 			}
 			r := classify(err, "")
-			if r.class != tt.class || r.verdict != tt.verdict || r.again != tt.again || r.kind != tt.kind {
+			if r.class != tt.class || r.verdict != tt.verdict || r.retry != tt.retry || r.kind != tt.kind {
 				t.Errorf("%s: classify(%v) = %s, %d, %d, %s; want %s, %d, %d, %s", tt.name, err,
-					r.class, r.verdict, r.again, r.kind, tt.class, tt.verdict, tt.again, tt.kind)
+					r.class, r.verdict, r.retry, r.kind, tt.class, tt.verdict, tt.retry, tt.kind)
 			}
 		}
 		// The same through the whole policy, once.
@@ -179,11 +180,11 @@ func TestInvariant19NoSecondRun(t *testing.T) {
 				_, err := rs.CallTool(t.Context(), call)
 				want, gaveUp := 1, "answered"
 				switch {
-				case tt.again == always, tt.again == ifSafe && (repeatable || !sent):
+				case tt.retry == always, tt.retry == ifSafe && (repeatable || !sent):
 					if want, gaveUp = 3, "exhausted"; te != nil && te.Tries == 3 {
 						want = 1
 					}
-				case tt.again == ifSafe:
+				case tt.retry == ifSafe:
 					gaveUp = "unsafe"
 				case tt.class == OutcomeCancelled:
 					gaveUp = "cancelled"
@@ -233,17 +234,14 @@ func (s *fakeSession) Close() error                                        { ret
 type fullSession struct {
 	fakeSession
 	methods []string
-	hook    func(context.Context)
 }
 
 func (s *fullSession) Request(ctx context.Context, method string, params, out any) error {
 	s.methods = append(s.methods, method)
 	return &TransportError{Reason: ReasonDisconnected, Sent: true}
 }
-func (s *fullSession) boundsItself()                           {}
-func (s *fullSession) stale() bool                             { return true }
-func (s *fullSession) serverInfo() *ServerInfo                 { return &ServerInfo{Protocol: version2511} }
-func (s *fullSession) onReconnect(f func(ctx context.Context)) { s.hook = f }
+func (s *fullSession) boundsItself()           {}
+func (s *fullSession) serverInfo() *ServerInfo { return &ServerInfo{Protocol: version2511} }
 
 func text(s string) *Result { return &Result{Content: []Content{{Type: "text", Text: s}}} }
 
@@ -272,16 +270,14 @@ func TestResilientSessionPassesOn(t *testing.T) {
 	if h := s.Health(); h.Operation != "tools/call" || h.Calls != 3 || h.Outcome != OutcomeOK {
 		t.Errorf("health %v", h)
 	}
-	s.onReconnect(func(context.Context) {})
-	if full.hook == nil || !s.stale() || s.serverInfo().Protocol != version2511 || s.unwrap() != full {
-		t.Error("an optional method is not passed on")
+	if innermost(s) != full || s.guard.info().Protocol != version2511 {
+		t.Error("the session that speaks with the server is not found")
 	}
 	if s.Close() != io.ErrClosedPipe {
 		t.Error("Close is not passed on")
 	}
 	bare := NewResilientSession(&fakeSession{}, Config{Name: "s"}, nil)
-	bare.onReconnect(nil)
-	if bare.stale() || bare.serverInfo() != nil {
+	if bare.guard.info != nil {
 		t.Error("a session without optional methods has some")
 	}
 	if err := bare.Request(t.Context(), "ping", nil, nil); !errors.Is(err, errors.ErrUnsupported) {
@@ -897,7 +893,7 @@ func TestFallback(t *testing.T) {
 		{"somebody else's", io.EOF, false},
 	} {
 		in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return nil, tt.err }}
-		s := NewFallbackSession(in, Fallback{Stub: func(*Call) *Result { return text("stub") }})
+		s := &FallbackSession{Session: in, Stub: func(*Call) *Result { return text("stub") }}
 		r, err := s.CallTool(t.Context(), &Call{Tool: "forecast"})
 		if tt.stand != (err == nil) || tt.stand && (r.Degraded != "stub" || r.Content[1].Text != "stub") || !tt.stand && err != tt.err {
 			t.Errorf("%s: %+v, %v", tt.name, r, err)
@@ -926,7 +922,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 			func(context.Context, *Call) (*Result, error) { return text("from afar"), nil },
 		}
 		rs := NewResilientSession(in, Config{Name: "weather"}, nil)
-		s := NewFallbackSession(rs, Fallback{MaxAge: time.Minute, Alternatives: alternatives})
+		s := &FallbackSession{Session: rs, MaxAge: time.Minute, Alternatives: alternatives}
 		oslo := &Call{Tool: "forecast", Arguments: map[string]any{"city": "Oslo", "days": 2}}
 		genuine, err := s.CallTool(t.Context(), oslo)
 		if err != nil || genuine.Degraded != "" || len(genuine.Content) != 1 {
@@ -960,7 +956,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 		if h := s.Health(); h.Fallbacks != 6 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":6`) {
 			t.Errorf("health %v", h)
 		}
-		s.f.Alternatives = nil
+		s.Alternatives = nil
 		if _, err := s.CallTool(t.Context(), oslo); !errors.Is(err, ReasonUnavailable) && !errors.Is(err, ReasonTimeout) {
 			t.Errorf("nothing left: %v", err)
 		}
@@ -973,7 +969,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 func TestFallbackMemoryIsBounded(t *testing.T) {
 	size := 10
 	in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return text(strings.Repeat("x", size)), nil }}
-	s := NewFallbackSession(in, Fallback{MaxAge: time.Hour})
+	s := &FallbackSession{Session: in, MaxAge: time.Hour}
 	for i := range 1000 {
 		size = 10 + 100*i
 		s.CallTool(t.Context(), &Call{Tool: "t", Arguments: map[string]any{"i": i}})
