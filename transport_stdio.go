@@ -13,6 +13,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -178,10 +179,12 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	}
 	sent, why := c.write(ctx, x)
 	if why != "" && why != ReasonDisconnected { // of the latter, the reply says more
+		var r reply
 		if c.claim(x.id) == nil {
-			t.discard(<-x.reply)
+			r = <-x.reply
+			t.discard(r)
 		}
-		return nil, t.fault(ctx, req.Method, why, sent, "the server does not read")
+		return nil, t.fault(ctx, req.Method, why, sent, cmp.Or(r.detail, "the server does not read"))
 	}
 	var r reply
 	select {
@@ -943,7 +946,7 @@ func (c *child) write(ctx context.Context, x *exchange) (sent bool, why Reason) 
 }
 
 // await waits for the turn, as long as x has time: what is on the table is told
-// by its reply, which stays there for the caller.
+// by its reply, which stays there for the caller. No reply can be an answer yet.
 func (c *child) await(ctx context.Context, x *exchange) Reason {
 	var expired <-chan time.Time
 	if x.reply == nil {
@@ -957,6 +960,10 @@ func (c *child) await(ctx context.Context, x *exchange) Reason {
 	case <-expired:
 		return ReasonTimeout
 	case r := <-x.reply:
+		if r.why == "" {
+			c.t.discard(r)
+			r = reply{why: ReasonProtocol, detail: "answered before it was sent"}
+		}
 		x.reply <- r
 		return r.why
 	}

@@ -112,6 +112,11 @@ func serveChild(args []string) int {
 			time.Sleep(time.Minute)
 		case "mute":
 			os.Stdout.Close()
+		case "nap": // read nothing for N ms, and say Text after half of that
+			answer(order{})
+			time.Sleep(time.Duration(o.N) * time.Millisecond / 2)
+			say(o.Text)
+			time.Sleep(time.Duration(o.N) * time.Millisecond / 2)
 		case "sulk": // read nothing more
 			answer(order{})
 			time.Sleep(time.Minute)
@@ -529,6 +534,38 @@ func TestStdioFullPipe(t *testing.T) {
 	calls.Wait()
 	if !tr.child.Load().alive() {
 		t.Error("the child was ended for a message that was never begun")
+	}
+}
+
+// An answer to what has not been written yet, because another message holds the
+// pipe, is none, and costs nobody but its caller.
+func TestStdioAnsweredBeforeSent(t *testing.T) {
+	for _, answer := range []string{
+		`{"jsonrpc":"2.0","id":3,"result":{"text":"` + canary + `"}}`,
+		`{"jsonrpc":"2.0","id":3,"error":{"code":1,"message":"` + canary + `"}}`,
+	} {
+		tr := openStdio(t, stdioConfig(t), nil, Inbound{})
+		do(t, tr, "nap", order{N: 600, Text: answer + "\n"})
+		large := strings.Repeat("x", 1<<20)
+		writing := make(chan error, 1)
+		go func() {
+			got, err := do(t, tr, "echo", order{Text: large})
+			if err == nil && got.Text != large {
+				err = errors.New("another text")
+			}
+			writing <- err
+		}()
+		for tr.lastID.Load() < 2 || len(tr.child.Load().turn) == 0 {
+			runtime.Gosched()
+		}
+		_, err := doWithin(t, tr, 5*time.Second, "never", order{})
+		wantChildFault(t, err, ReasonProtocol, false)
+		if err := <-writing; err != nil {
+			t.Errorf("the call that was being written: %v", err)
+		}
+		if got, err := do(t, tr, "seen", order{}); err != nil || strings.Contains(strings.Join(got.List, "\n"), "never") {
+			t.Errorf("Call(seen) = %.300q, %v", got.List, err)
+		}
 	}
 }
 
