@@ -978,6 +978,7 @@ type TransportSession struct {
 	cfg    Config
 	o      *Options
 	direct bool // the transport obeys Request.Deadline
+	ours   bool // the transport is one of ours, with nobody's around it, and takes a receiver
 	link   atomic.Pointer[link]
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
@@ -1036,8 +1037,13 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 	if o == nil {
 		o = &Options{}
 	}
-	_, direct := t.(honoursDeadline)
-	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
+	s := &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
+	_, s.direct = t.(honoursDeadline)
+	switch t.(type) {
+	case *StdioTransport, *HTTPTransport:
+		s.ours = true
+	}
+	return s
 }
 
 func (s *TransportSession) boundsItself() {}
@@ -1330,7 +1336,9 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 	}
 	buf := s.kept.take(0)
 	defer s.kept.give(buf)
-	d.req.to = d
+	if s.ours {
+		d.req.to = d
+	}
 	again := false
 	for round := 1; ; {
 		l, err := s.connect(ctx)

@@ -1,11 +1,13 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"reflect"
 	"slices"
 	"strings"
@@ -632,6 +634,48 @@ func TestSlowListener(t *testing.T) {
 		}
 		close(stuck)
 	})
+}
+
+// A rewriter is a Transport written elsewhere, around one of ours.
+type rewriter struct{ Transport }
+
+func (r rewriter) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	raw, err := r.Transport.Call(ctx, req)
+	return bytes.ReplaceAll(raw, []byte("secret"), []byte("******")), err
+}
+
+// An embedder is the same, with all that our transport has.
+type embedder struct{ *HTTPTransport }
+
+func (e embedder) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	return rewriter{e.HTTPTransport}.Call(ctx, req)
+}
+
+// What a Transport returns is what a session reads, also if it got it from one
+// of ours.
+func TestWrappedTransport(t *testing.T) {
+	t.Parallel()
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		m := readHTTPMessage(r)
+		switch {
+		case m.ID == nil:
+			w.WriteHeader(http.StatusAccepted)
+		case m.Method == "initialize":
+			writeJSON(w, 200, string(contractAnswer(m.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"n"}}`), nil)))
+		default:
+			writeJSON(w, 200, string(contractAnswer(m.ID, json.RawMessage(`{"content":[{"type":"text","text":"secret"}]}`), nil)))
+		}
+	})
+	for _, wrapped := range []Transport{rewriter{tr}, embedder{tr}} {
+		s := NewSession(wrapped, Config{Name: "s", Protocol: version2511}, nil)
+		if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || res.Text() != "******" {
+			t.Errorf("CallTool over %T = %+v, %v", wrapped, res, err)
+		}
+		var raw json.RawMessage
+		if err := s.Request(t.Context(), "x/y", nil, &raw); err != nil || !strings.Contains(string(raw), "******") {
+			t.Errorf("Request over %T = %s, %v", wrapped, raw, err)
+		}
+	}
 }
 
 func TestRequest(t *testing.T) {
