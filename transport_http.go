@@ -370,9 +370,11 @@ type httpCall struct {
 	ctx     context.Context // ends with the caller's, the timer, or Close
 	cancel  context.CancelCauseFunc
 	start   time.Time
-	timer   *time.Timer  // runs expire
-	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet; -1: it is over
-	values  [2]string    // of its headers
+	until   time.Time     // Request.Deadline: the timer may run when the request is its caller's again
+	stall   time.Duration // how long a read may stall; 0 for ever
+	timer   *time.Timer   // runs expire
+	last    atomic.Int64  // when the latest byte came, after start; 0: no reply yet; -1: it is over
+	values  [2]string     // of its headers
 
 	// The reply.
 	body    io.ReadCloser
@@ -400,7 +402,10 @@ type httpCall struct {
 // begin registers a call, so that Close ends it, waits for its slot if it takes
 // one, and ties it to the present session. The caller ends it.
 func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*httpCall, error) {
-	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now()}
+	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now(), until: req.Deadline}
+	if !req.Stream {
+		c.stall = t.cfg.ReadTimeout
+	}
 	c.trace.GotConn = c.gotConn
 	if !t.traced {
 		c.trace.GetConn = func(string) { c.asked.Store(true) }
@@ -486,14 +491,14 @@ func (c *httpCall) expire() {
 		return
 	}
 	left, end := time.Duration(math.MaxInt64), endDeadline
-	if stall := c.t.cfg.ReadTimeout; stall > 0 && !c.req.Stream {
-		left = stall
+	if c.stall > 0 {
+		left = c.stall
 		if last := c.last.Load(); last > 0 {
-			left, end = stall-(time.Since(c.start)-time.Duration(last)), endStall
+			left, end = c.stall-(time.Since(c.start)-time.Duration(last)), endStall
 		}
 	}
-	if !c.req.Deadline.IsZero() {
-		if d := time.Until(c.req.Deadline); d <= left {
+	if !c.until.IsZero() {
+		if d := time.Until(c.until); d <= left {
 			left, end = d, endDeadline
 		}
 	}
@@ -564,7 +569,7 @@ func (c *httpCall) tooBig(sent bool) *TransportError {
 // would cut short.
 func (c *httpCall) sleep(d time.Duration) bool {
 	end, ok := c.caller.Deadline()
-	if ok && d >= time.Until(end) || !c.req.Deadline.IsZero() && d >= time.Until(c.req.Deadline) {
+	if ok && d >= time.Until(end) || !c.until.IsZero() && d >= time.Until(c.until) {
 		return false
 	}
 	c.last.Store(0)

@@ -1105,6 +1105,27 @@ func TestHTTPTime(t *testing.T) {
 	})
 }
 
+// A request is its caller's again when Call returns: a session changes it for the
+// next round. The race detector sees who still looks at it.
+func TestHTTPRequestReused(t *testing.T) {
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for b := range slices.Chunk([]byte(httpResult(readHTTPMessage(r), "ok")), 9) {
+			_, _ = w.Write(b)
+			w.(http.Flusher).Flush()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}, func(c *Config, _ *Options) { c.ReadTimeout = 40 * time.Millisecond }) // so that the timer runs
+	req := toolCall(version2511)
+	for range 3 {
+		req.Deadline = time.Now().Add(time.Minute)
+		if _, err := tr.Call(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		*req = *toolCall(version2511)
+	}
+}
+
 func TestHTTPConnectTries(t *testing.T) {
 	dials := 0
 	refuse := func(context.Context, string, string) (net.Conn, error) {
