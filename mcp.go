@@ -1570,9 +1570,13 @@ func (s *TransportSession) failure(op string, reason Reason, detail string, raw 
 
 // connect returns the agreement in force, or makes one. All who find that there
 // is none share one attempt and its outcome; if its leader gives up, the next
-// of them leads another.
+// of them leads another. The hook of an attempt has that attempt's agreement,
+// come what may: it would wait for itself.
 func (s *TransportSession) connect(ctx context.Context) (*link, error) {
 	if l := s.link.Load(); l != nil {
+		return l, nil
+	}
+	if l, ok := ctx.Value(renewing{s}).(*link); ok {
 		return l, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.ConnectTimeout, errCeiling)
@@ -1611,6 +1615,9 @@ func (s *TransportSession) connect(ctx context.Context) (*link, error) {
 	}
 }
 
+// renewing is the key of a hook's context to the agreement that it is about.
+type renewing struct{ s *TransportSession }
+
 // lead makes the attempt a and publishes its outcome, whatever happens.
 func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err error) {
 	err = &TransportError{Origin: Origin{Server: s.cfg.Name, Op: "connect"}, Reason: ReasonCancelled} // should the leader not return
@@ -1620,7 +1627,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		s.attempt = nil
 		if err == nil {
 			s.last, s.due = l, false
-			s.link.Store(l)
+			s.link.Store(l) // if the hook has lost it, the next operation finds that out
 		}
 		s.mu.Unlock()
 		close(a.done)
@@ -1637,7 +1644,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		s.mu.Unlock()
 		if renewed != nil {
 			s.link.Store(l) // for the requests of the hook itself
-			renewed(ctx)
+			renewed(context.WithValue(ctx, renewing{s}, l))
 		}
 	}
 	return l, err

@@ -362,6 +362,40 @@ func TestReconnectAfterFailedHandshake(t *testing.T) {
 
 // TestLeaderGivesUp has the caller who leads the connecting give up: the others
 // must not inherit its cancellation.
+// A connection that is lost again while the hook reads the tools costs the hook its
+// answer, and nobody the whole ceiling.
+func TestReconnectHookLosesConnection(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{
+		"server/discover": json.RawMessage(modernDiscover),
+		"tools/list":      json.RawMessage(`{"tools":[]}`),
+		"x":               json.RawMessage(`{}`),
+	}, Config{}, nil)
+	defer s.Close()
+	if _, err := s.Initialize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	hooked := 0
+	s.onReconnect(func(ctx context.Context) {
+		if hooked++; hooked == 1 {
+			rt.Disconnect()
+			if _, err := s.ListTools(ctx); !errors.Is(err, ReasonDisconnected) {
+				t.Errorf("the hook of a lost connection: %v", err)
+			}
+		}
+	})
+	rt.Disconnect()
+	begun := time.Now()
+	for err := error(ReasonDisconnected); err != nil; {
+		if err = s.Request(t.Context(), "x", nil, nil); err != nil && !errors.Is(err, ReasonDisconnected) {
+			t.Fatal(err)
+		}
+	}
+	if d := time.Since(begun); d > 5*time.Second || hooked != 2 {
+		t.Errorf("the session took %v to come back, and called its hook %d times want 2", d, hooked)
+	}
+}
+
 func TestLeaderGivesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
