@@ -378,6 +378,7 @@ type httpCall struct {
 
 	// The reply.
 	body    io.ReadCloser
+	method  string // of the request that it replies to
 	status  int
 	events  eventReader
 	buf     *[]byte  // what was read; nil before that
@@ -699,7 +700,7 @@ func (c *httpCall) roundTrip(method string, u *url.URL, h http.Header, body []by
 	if err != nil {
 		return nil, err
 	}
-	c.body, c.status = resp.Body, resp.StatusCode
+	c.body, c.method, c.status = resp.Body, method, resp.StatusCode
 	c.last.Store(int64(max(time.Since(c.start), 1)))
 	return resp, nil
 }
@@ -921,7 +922,7 @@ func (c *httpCall) refused(resp *http.Response) error {
 	lost := e.Status == http.StatusNotFound ||
 		e.Status == http.StatusBadRequest && rpc != nil && (!ours || nullID(env.id)) && rpc.Code <= -32000 && rpc.Code >= -32019
 	switch {
-	case c.session != "" && lost:
+	case c.session != "" && lost && c.method == http.MethodPost: // many have no GET at all, and say so with 404
 		c.t.forget(c.gen)
 		e.Reason, e.Sent, e.Detail = ReasonDisconnected, false, "session lost"
 	case rpc != nil && ours:

@@ -1567,6 +1567,42 @@ func TestHTTPListen(t *testing.T) {
 	})
 }
 
+// A server without a stream of its own may have no route for GET either. That is
+// no word about the session.
+func TestHTTPListenRefused(t *testing.T) {
+	for name, refuse := range map[string]func(w http.ResponseWriter){
+		"404": func(w http.ResponseWriter) { w.WriteHeader(404) },
+		"404 with an error": func(w http.ResponseWriter) {
+			writeJSON(w, 404, `{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"`+canary+`"}}`)
+		},
+		"400 with an error": func(w http.ResponseWriter) {
+			writeJSON(w, 400, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"`+canary+`"}}`)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gets := 0
+			tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+				m := readHTTPMessage(r)
+				switch {
+				case r.Method == http.MethodGet:
+					gets++
+					refuse(w)
+				case m.Method == "initialize":
+					w.Header().Set("Mcp-Session-Id", "s")
+					writeJSON(w, 200, httpResult(m, ""))
+				default:
+					writeJSON(w, 200, httpResult(m, "ok"))
+				}
+			})
+			initialize(t, tr)
+			tr.listen(t.Context(), version2511)
+			if _, err := tr.Call(t.Context(), toolCall(version2511)); err != nil || gets != 1 {
+				t.Errorf("Call after %d refused GETs: %v", gets, err)
+			}
+		})
+	}
+}
+
 // oldServer is a server of 2024-11-05.
 type oldServer struct {
 	mu       sync.Mutex
