@@ -48,6 +48,7 @@ const (
 	idleWait       = 4 * time.Second       // Node closes idle connections after five: a request that meets that is lost
 	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
+	reconnectFloor = 50 * time.Millisecond // a server that wants us back at once, again and again, would keep us busy
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
 	headerBytes    = 256 << 10             // of the head of a reply
@@ -1092,6 +1093,7 @@ func (c *httpCall) take(env envelope) {
 func (c *httpCall) follow(resp *http.Response) error {
 	r := &c.events
 	r.retry = -1
+	floor := time.Duration(0) // of the wait; once, the server's word is enough
 	for tries := 0; ; tries++ {
 		var err error
 		if resp != nil {
@@ -1122,8 +1124,11 @@ func (c *httpCall) follow(resp *http.Response) error {
 			}
 			return c.lostStream()
 		}
-		if (resp != nil || tries > 0) && !c.sleep(c.t.reconnectAfter(r.retry, tries)) {
-			return c.lostStream()
+		if resp != nil || tries > 0 {
+			if !c.sleep(max(c.t.reconnectAfter(r.retry, tries), floor)) {
+				return c.lostStream()
+			}
+			floor = reconnectFloor
 		}
 		if resp, err = c.openStream(r.id); err != nil && !passing(err) {
 			return c.lostStream()

@@ -1567,6 +1567,39 @@ func TestHTTPListen(t *testing.T) {
 	})
 }
 
+// A server that ends each stream after an event, and wants us back at once, does
+// not set our pace.
+func TestHTTPReconnectFloor(t *testing.T) {
+	gets := 0
+	inBubble(t, func(w http.ResponseWriter, r *http.Request) {
+		event := "id: a\nretry: 0\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"
+		if r.Method == http.MethodGet {
+			gets++
+		} else if m := readHTTPMessage(r); m.Method == "initialize" {
+			writeJSON(w, 200, httpResult(m, ""))
+			return
+		}
+		writeEvents(w, event)
+	}, func(c *Config, _ *Options) { c.ReadTimeout = time.Hour }, func(t *testing.T, tr *HTTPTransport) {
+		initialize(t, tr)
+		req := toolCall(version2511)
+		req.Deadline = time.Now().Add(time.Second)
+		_, err := tr.Call(t.Context(), req)
+		wantFault(t, err, ReasonDisconnected, true, 0)
+		synctest.Wait()
+		if gets < 15 || gets > 21 {
+			t.Errorf("%d GETs for a call of a second", gets)
+		}
+		gets = 0
+		tr.listen(t.Context(), version2511)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if gets < 15 || gets > 22 {
+			t.Errorf("%d GETs in a second of listening", gets)
+		}
+	})
+}
+
 // A server without a stream of its own may have no route for GET either. That is
 // no word about the session.
 func TestHTTPListenRefused(t *testing.T) {
