@@ -156,7 +156,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if d, ok := ctx.Deadline(); ok && !d.After(until) {
 		until = time.Time{} // the context ends first; a tie is the caller's
 	}
-	x, why := t.admit(ctx, until)
+	x, why := t.admit(ctx, until, req.Stream)
 	if why != "" {
 		return nil, t.fault(ctx, req.Method, why, false, "no free slot")
 	}
@@ -165,7 +165,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if c == nil {
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
-	x.id, x.until, x.stream = t.lastID.Add(1), until, req.Stream
+	x.id, x.until = t.lastID.Add(1), until
 	if n := len(req.Params); n > smallLine && n <= t.cfg.MaxMessageBytes {
 		x.line = t.grab(n + smallLine)
 	}
@@ -314,14 +314,16 @@ type reply struct {
 	blind  bool   // line has no id and was laid to the only request there is
 }
 
-// admit waits for a slot.
-func (t *StdioTransport) admit(ctx context.Context, until time.Time) (x *exchange, why Reason) {
+// admit waits for a slot. A stream, which lasts, takes none.
+func (t *StdioTransport) admit(ctx context.Context, until time.Time, stream bool) (x *exchange, why Reason) {
 	now := time.Now()
 	switch {
 	case ctx.Err() != nil:
 		return nil, ReasonCancelled
 	case !until.IsZero() && !now.Before(until):
 		return nil, ReasonTimeout
+	case stream:
+		return &exchange{since: now, stream: true, reply: make(chan reply, 1)}, ""
 	}
 	select {
 	case x = <-t.slots:
@@ -347,7 +349,9 @@ func (t *StdioTransport) leave(x *exchange) {
 		t.give(x.line)
 		x.line = nil
 	}
-	t.slots <- x
+	if !x.stream {
+		t.slots <- x
+	}
 }
 
 // after returns a channel that is sent to at until, or never if that is zero.
