@@ -566,8 +566,13 @@ func (c *child) claim(id int64) *exchange {
 	return x
 }
 
-// claimOnly is claim for an answer that does not say what it answers.
-func (c *child) claimOnly() *exchange {
+// claimOnly is claim for an error that does not say what it answers. A server that
+// does not know the method, or its params, has read the message, and would have
+// named its id: it complains about a notification of ours, as many do.
+func (c *child) claimOnly(err []byte) *exchange {
+	if e, _ := decodeError(err); e != nil && (e.Code == -32601 || e.Code == -32602) {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, x := range c.table {
@@ -806,7 +811,7 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 			c.t.late.Add(1)
 		}
 	case e.method == "" && e.err != nil && (e.id == nil || null):
-		if x := c.claimOnly(); x != nil {
+		if x := c.claimOnly(e.err); x != nil {
 			c.deliver(x, b, whole, true)
 		} else {
 			c.t.skipped.Add(1)

@@ -268,6 +268,7 @@ func TestStdioAnswers(t *testing.T) {
 		{name: "unknown ids", raw: `{"jsonrpc":"2.0","id":99999,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":0,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok},
 		{name: "batch", raw: `[{"jsonrpc":"2.0","method":"n"},{"jsonrpc":"2.0","id":{{id}},"result":{"text":"ok"}}]` + "\n"},
 		{name: "null id, no error", raw: `{"jsonrpc":"2.0","id":null,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 1},
+		{name: "an error about a notification", raw: `{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"` + canary + `"}}` + "\n" + `{"jsonrpc":"2.0","error":{"code":-32602,"message":"` + canary + `"}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 2},
 		{name: "request with a null id", raw: `{"jsonrpc":"2.0","id":null,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 1},
 
 		{name: "error", raw: `{"jsonrpc":"2.0","id":{{id}},"error":{"code":-32602,"message":"` + canary + `"}}` + "\n", code: -32602},
