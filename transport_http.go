@@ -953,15 +953,19 @@ func (c *httpCall) readError(resp *http.Response) []byte {
 	defer timer.Stop()
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(c, errorBodyBytes))
-	return body
+	return bytes.TrimPrefix(body, []byte(byteOrderMark))
 }
+
+// byteOrderMark may begin a text; some servers write one before their JSON, which
+// RFC 8259 lets a reader ignore.
+const byteOrderMark = "\uFEFF"
 
 // readJSON reads a reply that is one message, or a batch.
 func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
 		return err
 	}
-	body := *c.buf
+	body := bytes.TrimPrefix(*c.buf, []byte(byteOrderMark))
 	err := c.dispatch(body)
 	if c.done {
 		return c.failed
@@ -1534,7 +1538,7 @@ func (r *eventReader) line() ([]byte, error) {
 			r.pos, r.scanned = i+1, i+1
 			if !r.begun {
 				r.begun = true
-				line = bytes.TrimPrefix(line, []byte("\uFEFF"))
+				line = bytes.TrimPrefix(line, []byte(byteOrderMark))
 			}
 			return line, nil
 		}
