@@ -45,6 +45,7 @@ const (
 	tailLines     = 50                     // of stderr that are kept,
 	tailLine      = 1 << 10                // and bytes of each
 	smallLine     = 4 << 10                // lines up to here are copied; longer ones change hands
+	lineRest      = 64                     // bytes at the end of a line over the limit that are looked at
 )
 
 // StdioTransport carries requests to a child process over its stdin and stdout.
@@ -473,6 +474,7 @@ func (t *StdioTransport) spawn() error {
 		t: t, in: *t.inbound, table: make(map[int64]*exchange),
 		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.give}, turn: make(chan struct{}, 1),
 	}
+	c.lines.dropped = c.dropped
 	for _, ch := range []*chan struct{}{&c.exit, &c.heard, &c.drained, &c.copied, &c.idle, &c.done} {
 		*ch = make(chan struct{})
 	}
@@ -765,9 +767,7 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 	case over:
 		if id, ok := peekID(line); !ok {
 			c.t.skipped.Add(1)
-		} else if x := c.claim(id); x != nil {
-			x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
-		} else {
+		} else if !c.tooLong(id) {
 			c.t.late.Add(1)
 		}
 	case line[0] == '[': // a batch, allowed by 2025-03-26
@@ -781,6 +781,23 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 		}
 	default:
 		c.message(ctx, line, true)
+	}
+}
+
+// tooLong fails the call whose answer is over the limit, if somebody waits for it.
+func (c *child) tooLong(id int64) bool {
+	x := c.claim(id)
+	if x != nil {
+		x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
+	}
+	return x != nil
+}
+
+// dropped takes the end of a line over the limit, whose head need not have said
+// what it answers: the TypeScript SDK writes the id last.
+func (c *child) dropped(end []byte) {
+	if id, _, ok := cutAnswer(append([]byte(`{"result":`), end...)); ok {
+		c.tooLong(id)
 	}
 }
 
@@ -1047,10 +1064,12 @@ type lineCutter struct {
 	small, buf []byte // buf is small, or a large buffer while a long line lies in it
 	start, end int    // buf[start:end] is yet to be cut
 	seen       int    // buf[start:seen] has no newline
-	skip       bool   // what comes up to the next newline is dropped
+	skip       bool   // what comes up to the next newline is dropped,
+	last       []byte // but for this much of its end
 
-	grab func(n int) []byte // where large buffers come from
-	give func([]byte)       // and go to
+	grab    func(n int) []byte // where large buffers come from
+	give    func([]byte)       // and go to
+	dropped func(end []byte)   // gets the end of a line of which the rest was dropped
 }
 
 // room returns where the next bytes go. It ends the life of the last line.
@@ -1086,6 +1105,12 @@ func (l *lineCutter) add(n int) { l.end += n }
 // rest returns the line of which the end has not come.
 func (l *lineCutter) rest() []byte { return l.buf[l.start:l.end] }
 
+// drop keeps the end of what is dropped.
+func (l *lineCutter) drop(b []byte) {
+	l.last = append(l.last, b[max(len(b)-lineRest, 0):]...)
+	l.last = append(l.last[:0], l.last[max(len(l.last)-lineRest, 0):]...)
+}
+
 // next returns the next line, trimmed and not empty, or the first max bytes of
 // one that is over the limit, as soon as it is.
 func (l *lineCutter) next() (line []byte, over, ok bool) {
@@ -1094,20 +1119,28 @@ func (l *lineCutter) next() (line []byte, over, ok bool) {
 		if i < 0 {
 			line, l.seen = l.buf[l.start:l.end], l.end
 			if l.skip {
+				l.drop(line)
 				l.start = l.end
 			} else if len(line) > l.max+1 { // one more might be a CR
-				l.start, l.skip = l.end, true
+				l.start, l.skip, l.last = l.end, true, l.last[:0]
+				l.drop(line)
 				return line[:l.max], true, true
 			}
 			return nil, false, false
 		}
-		line = bytes.TrimSuffix(l.buf[l.start:l.seen+i], []byte("\r"))
+		raw := l.buf[l.start : l.seen+i]
+		line = bytes.TrimSuffix(raw, []byte("\r"))
 		l.start = l.seen + i + 1
 		l.seen = l.start
 		switch {
 		case l.skip:
 			l.skip = false
+			l.drop(raw)
+			l.dropped(bytes.TrimSpace(l.last))
 		case len(line) > l.max:
+			l.last = l.last[:0]
+			l.drop(raw)
+			l.dropped(bytes.TrimSpace(l.last))
 			return line[:l.max], true, true
 		default:
 			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\ufeff")))

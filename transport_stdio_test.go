@@ -340,6 +340,12 @@ func TestStdioLimits(t *testing.T) {
 	noWordOfTheChild(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}))
 	wantChildFault(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}), ReasonLimit, false)
 
+	// The id may come last.
+	for _, n := range []int{64 << 10, 1 << 20} {
+		_, err = do(t, tr, "endless", order{N: n, Text: `{"result":{"text":"`, List: []string{`"},"jsonrpc":"2.0","id":{{id}}}`, "\n"}})
+		wantChildFault(t, err, ReasonLimit, true)
+		mustEcho(t, tr)
+	}
 	// The limit is told before the line ends, which it may never do.
 	_, err = do(t, tr, "endless", order{N: 1 << 20, Text: `{"jsonrpc":"2.0","id":{{id}},"result":"`})
 	wantChildFault(t, err, ReasonLimit, true)
@@ -1151,10 +1157,11 @@ func TestTail(t *testing.T) {
 func cutAll(t *testing.T, stream, sizes []byte, max int) (lines []string) {
 	t.Helper()
 	held := 0
+	var ends []string
 	l := lineCutter{max: max, give: func([]byte) {}, grab: func(n int) []byte {
 		held = n
 		return make([]byte, n)
-	}}
+	}, dropped: func(end []byte) { ends = append(ends, "end: "+string(end)) }}
 	for i := 0; len(stream) > 0; i++ {
 		room := l.room()
 		n := 1 + i%3
@@ -1186,7 +1193,7 @@ func cutAll(t *testing.T, stream, sizes []byte, max int) (lines []string) {
 			t.Fatalf("%d and %d bytes held, the limit is %d", len(l.buf), held, max)
 		}
 	}
-	return append(lines, "rest: "+string(l.rest()))
+	return append(append(lines, ends...), "rest: "+string(l.rest()))
 }
 
 // FuzzLines checks that it does not matter in which pieces a stream comes, and
@@ -1206,12 +1213,14 @@ func FuzzLines(f *testing.F) {
 			t.Fatalf("in other pieces: %.300q want %.300q", got, want)
 		}
 		// The plain way, without a bound on memory.
-		var plain []string
+		var plain, ends []string
 		parts := strings.Split(string(stream), "\n")
 		for _, p := range parts[:len(parts)-1] {
+			raw := p
 			p = strings.TrimSuffix(p, "\r")
 			if len(p) > max {
 				plain = append(plain, "over: "+p[:max])
+				ends = append(ends, "end: "+string(bytes.TrimSpace([]byte(raw[len(raw)-min(len(raw), lineRest):]))))
 			} else if p = string(bytes.TrimSpace([]byte(strings.TrimPrefix(p, "\ufeff")))); p != "" {
 				plain = append(plain, p)
 			}
@@ -1220,7 +1229,7 @@ func FuzzLines(f *testing.F) {
 		if len(rest) > max+1 {
 			plain, rest = append(plain, "over: "+rest[:max]), ""
 		}
-		if plain = append(plain, "rest: "+rest); !slices.Equal(got, plain) {
+		if plain = append(append(plain, ends...), "rest: "+rest); !slices.Equal(got, plain) {
 			t.Fatalf("got %.300q want %.300q", got, plain)
 		}
 	})
