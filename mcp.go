@@ -732,6 +732,10 @@ type Request struct {
 	// (subscriptions/listen): no read stall applies.
 	Stream bool
 
+	// child, if not 0, is the child that the Version was agreed with: another
+	// one has not even been asked.
+	child int
+
 	// to, if not nil, is handed the result where it lies, in a buffer of a
 	// transport of ours, whose Call then returns none.
 	to receiver
@@ -1009,6 +1013,7 @@ type link struct {
 	meta    []byte // the `_meta` members of every request, each with a comma behind it
 	info    *ServerInfo
 	number  int // 1 for the first connection of the session
+	child   int // see Request.child
 }
 
 // An attempt is one connecting, shared by all who wait for it.
@@ -1348,7 +1353,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
 			return d.unfit()
 		}
-		d.req.Params, d.req.Version = *buf, l.version
+		d.req.Params, d.req.Version, d.req.child = *buf, l.version, l.child
 		if len(*buf) == len("{}") {
 			d.req.Params = nil
 		}
@@ -1677,7 +1682,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	s.due = s.due || fresh // a handshake that failed is still due
 	due, last, version := s.due, s.last, s.version
 	s.mu.Unlock()
-	if last != nil && !due {
+	if last != nil && !due && last.child == s.child() {
 		return last, false, nil
 	}
 	if s.cfg.Protocol != "auto" {
@@ -1699,7 +1704,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		}
 		return nil, false, err
 	}
-	l = &link{version: info.Protocol, info: info, number: 1}
+	l = &link{version: info.Protocol, info: info, number: 1, child: s.child()}
 	if last != nil {
 		l.number = last.number + 1
 	}
@@ -1708,6 +1713,14 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	}
 	s.watch(ctx, l)
 	return l, last != nil, nil
+}
+
+// child returns the number of the transport's child, 0 if it has none.
+func (s *TransportSession) child() int {
+	if t, ok := s.t.(interface{ present() int }); ok {
+		return t.present()
+	}
+	return 0
 }
 
 // A heard is what a request made on another goroutine came to.

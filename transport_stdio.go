@@ -64,6 +64,7 @@ type StdioTransport struct {
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
 	inbound *Inbound       // of the first Open; belongs to the token
+	starts  int            // children so far; belongs to the token
 	child   atomic.Pointer[child]
 	closed  atomic.Bool
 	lastID  atomic.Int64
@@ -163,7 +164,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	}
 	defer t.leave(x)
 	c := t.child.Load()
-	if c == nil {
+	if c == nil || req.child != 0 && req.child != c.number {
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
 	x.id, x.until = t.lastID.Add(1), until
@@ -230,6 +231,9 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	}
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
 }
+
+// present returns the number of the child that there is.
+func (t *StdioTransport) present() int { return t.child.Load().number }
 
 // abandon ends a child that no session could be agreed with, so that nothing of
 // it is left although nobody has called Close. The next Open starts another.
@@ -422,6 +426,7 @@ func (t *StdioTransport) discard(r reply) {
 // tree.
 type child struct {
 	t              *StdioTransport
+	number         int // from 1
 	in             Inbound
 	proc           *os.Process
 	tree           tree
@@ -470,8 +475,9 @@ func (t *StdioTransport) spawn() error {
 	for k, v := range t.cfg.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
+	t.starts++
 	c := &child{
-		t: t, in: *t.inbound, table: make(map[int64]*exchange),
+		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange),
 		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.give}, turn: make(chan struct{}, 1),
 	}
 	c.lines.dropped = c.dropped

@@ -652,6 +652,37 @@ func wantGone(t *testing.T, pids ...int) {
 	}
 }
 
+// What was agreed with one child is not asked of the next, which has not shaken
+// hands yet: a call that was ready to go when the child died is not sent.
+func TestStdioNextChild(t *testing.T) {
+	tr := openStdio(t, stdioConfig(t), nil, Inbound{})
+	first := tr.present()
+	do(t, tr, "exit", order{})
+	if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
+		t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
+	}
+	_, err := tr.Call(t.Context(), &Request{Method: "never", Version: version2511, child: first})
+	wantChildFault(t, err, ReasonDisconnected, false)
+	if got, err := do(t, tr, "seen", order{}); err != nil || len(got.List) != 1 {
+		t.Errorf("the next child saw %q, %v", got.List, err)
+	}
+
+	// Whoever started the child, a session shakes hands with it.
+	cfg := stdioConfig(t)
+	cfg.Env[childEnv], cfg.Protocol = "puppet", version2511
+	shared := newStdioTransport(cfg, &Options{})
+	defer shared.Close()
+	one, other := NewSession(shared, cfg, nil), NewSession(shared, cfg, nil)
+	for range 2 {
+		for _, s := range []*TransportSession{one, other} {
+			if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || s.link.Load().child != shared.present() {
+				t.Errorf("CallTool() = %v, %v", res, err)
+			}
+		}
+		one.CallTool(t.Context(), &Call{Tool: "t", Arguments: map[string]any{"do": "exit"}})
+	}
+}
+
 func TestStdioClose(t *testing.T) {
 	tests := []struct {
 		name  string
