@@ -448,6 +448,7 @@ type child struct {
 	timer    *time.Timer         // calls sweep; nil until it is used
 	wake     time.Time           // when it does; zero if it does not
 	queue    []envelope          // requests of the server that wait for a handler
+	serving  map[string]func()   // withdraws those that a handler has, by id
 	queued   int                 // bytes in queue and in the hands of handlers
 	handlers int
 	watched  bool   // the process is being waited for
@@ -477,7 +478,7 @@ func (t *StdioTransport) spawn() error {
 	}
 	t.starts++
 	c := &child{
-		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange),
+		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange), serving: make(map[string]func()),
 		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.give}, turn: make(chan struct{}, 1),
 	}
 	c.lines.dropped = c.dropped
@@ -843,8 +844,13 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 		c.t.skipped.Add(1)
 	case e.id != nil:
 		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
-	case c.in.Notify != nil:
-		c.in.Notify(e.method, bytes.Clone(e.params))
+	default:
+		if e.method == farewell {
+			c.withdraw(member(e.params, "requestId"))
+		}
+		if c.in.Notify != nil {
+			c.in.Notify(e.method, bytes.Clone(e.params))
+		}
 	}
 }
 
@@ -899,12 +905,29 @@ func (c *child) enqueue(ctx context.Context, e envelope) {
 	}
 }
 
+// withdraw ends a request of the server that the server has cancelled.
+func (c *child) withdraw(id json.RawMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stop := c.serving[string(id)]; stop != nil {
+		stop()
+	}
+	c.queue = slices.DeleteFunc(c.queue, func(e envelope) bool {
+		if string(e.id) != string(id) {
+			return false
+		}
+		c.queued -= e.size()
+		return true
+	})
+}
+
 // handle answers requests of the server until none waits.
 func (c *child) handle(ctx context.Context) {
-	held := 0 // bytes of the request in hand
+	var e envelope // the request in hand
 	for {
 		c.mu.Lock()
-		c.queued -= held
+		c.queued -= e.size()
+		delete(c.serving, string(e.id))
 		if len(c.queue) == 0 {
 			c.handlers--
 			if c.dead && c.handlers == 0 {
@@ -913,17 +936,20 @@ func (c *child) handle(ctx context.Context) {
 			c.mu.Unlock()
 			return
 		}
-		e := c.queue[0]
+		e = c.queue[0]
 		c.queue = slices.Delete(c.queue, 0, 1)
-		held = e.size()
+		own, stop := context.WithCancel(ctx)
+		c.serving[string(e.id)] = stop
 		c.mu.Unlock()
 
 		var result json.RawMessage
 		err := error(&RPCError{Code: -32601, Message: "method not found"})
 		if c.in.Request != nil {
-			result, err = c.in.Request(ctx, e.method, e.params)
+			result, err = c.in.Request(own, e.method, e.params)
 		}
-		if err == errNoAnswer {
+		withdrawn := own.Err() != nil
+		stop()
+		if err == errNoAnswer || withdrawn {
 			continue
 		}
 		var rpc *RPCError

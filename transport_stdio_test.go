@@ -1064,6 +1064,21 @@ func TestStdioServerRequests(t *testing.T) {
 	if n := tr.Skipped() - skipped; n != 0 {
 		t.Errorf("%d of %d requests were dropped", n, stdioQueue)
 	}
+	// What the server cancels is given up, and not answered.
+	var text strings.Builder
+	for i := range stdioHandlers + 4 {
+		fmt.Fprintf(&text, `{"jsonrpc":"2.0","id":"w%d","method":"hang"}`+"\n", i)
+	}
+	for i := range stdioHandlers + 4 {
+		fmt.Fprintf(&text, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w%d"}}`+"\n", i)
+	}
+	if _, err := do(t, tr, "raw", order{Text: text.String() + `{"jsonrpc":"2.0","id":{{id}},"result":{}}` + "\n"}); err != nil {
+		t.Fatal(err)
+	}
+	tr.waitIdle()
+	if got, err := do(t, tr, "seen", order{}); err != nil || strings.Contains(strings.Join(got.List, "\n"), `"id":"w`) {
+		t.Errorf("Call(seen) = %q, %v: a cancelled request was answered", got.List, err)
+	}
 	// Handlers that hang hold nothing up, and take no more than their share.
 	if _, err := do(t, tr, "ask", order{Text: "hang", N: 1000}); err != nil {
 		t.Fatal(err)
