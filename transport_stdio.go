@@ -759,8 +759,8 @@ func (c *child) read(ctx context.Context) {
 		if stalled = errors.Is(err, os.ErrDeadlineExceeded); stalled {
 			c.stall()
 		} else if err != nil {
-			if _, err := scanEnvelope(c.lines.rest()); err == nil { // a last line without its newline
-				c.message(ctx, c.lines.rest(), false)
+			if last := bytes.TrimSpace(c.lines.rest()); isValue(last) { // it lacks no more than its newline
+				c.take(ctx, last, false)
 			}
 			c.end(stdioParting, "")
 			return
