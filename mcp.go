@@ -1286,6 +1286,7 @@ type dialog struct {
 func (d *dialog) receive(result []byte) (err error) {
 	want := "the result is not of the expected shape"
 	modern := d.req.Version == version2026
+	d.round = nil // the server may have gone back to an older revision
 	switch {
 	case d.call != nil:
 		want = "the result is not one of a tool"

@@ -531,6 +531,25 @@ func TestInputRequired(t *testing.T) {
 	}
 }
 
+// A server that becomes an older one between two rounds has answered when it has:
+// the call is not made once more.
+func TestInputRequiredThenOlder(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{
+		"server/discover": json.RawMessage(modernDiscover),
+		"initialize":      json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"n"}}`),
+		"tools/call": Answers{
+			json.RawMessage(`{"resultType":"input_required","requestState":"s"}`),
+			&RPCError{Code: -32022, Data: json.RawMessage(`{"supported":["2025-11-25"]}`)},
+			json.RawMessage(`{"content":[{"type":"text","text":"done"}]}`),
+		},
+	}, Config{}, nil)
+	defer s.Close()
+	if r, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || r.Text() != "done" {
+		t.Errorf("CallTool = %+v, %v after %s", r, err, methods(rt))
+	}
+}
+
 func TestMetaOfRequests(t *testing.T) {
 	t.Parallel()
 	ok := json.RawMessage(`{"content":[]}`)
