@@ -845,7 +845,7 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 	case e.id != nil:
 		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
 	default:
-		if e.method == farewell {
+		if e.method == "notifications/cancelled" {
 			c.withdraw(member(e.params, "requestId"))
 		}
 		if c.in.Notify != nil {
