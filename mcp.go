@@ -891,7 +891,7 @@ type Result struct {
 
 // Text returns the text blocks of the result, joined by newlines.
 func (r *Result) Text() string {
-	if len(r.Content) == 1 {
+	if len(r.Content) == 1 && r.Content[0].Type == "text" {
 		return r.Content[0].Text
 	}
 	var b strings.Builder
