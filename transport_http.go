@@ -855,7 +855,9 @@ func (c *httpCall) send(body []byte) error {
 	switch {
 	case err != nil:
 	case c.id != 0: // there is an answer to come, elsewhere
+		timer := time.AfterFunc(drainWait, func() { resp.Body.Close() })
 		c.drain(resp)
+		timer.Stop()
 	default:
 		c.discard(resp)
 	}

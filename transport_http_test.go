@@ -1685,6 +1685,10 @@ func (s *oldServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			out <- httpResult(m, m.Method)
 		}
 		w.WriteHeader(202)
+		if m.Method == "held" { // the reply to a POST does not end
+			w.(http.Flusher).Flush()
+			hold(w, r)
+		}
 	default:
 		w.WriteHeader(405)
 	}
@@ -1709,6 +1713,9 @@ func TestHTTPOldTransport(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		if _, err := tr.Call(t.Context(), &Request{Method: "held", Version: version2411, Deadline: time.Now().Add(5 * time.Second)}); err != nil {
+			t.Errorf("an answer on the stream beside a reply without end: %v", err)
+		}
 		tr.listen(t.Context(), version2411) // has nothing to listen to
 		if fresh, _ := tr.Open(t.Context(), Inbound{}); fresh {
 			t.Error("fresh while the stream stands")
