@@ -1022,12 +1022,11 @@ func (c *httpCall) dispatch(b []byte) error {
 		return nil
 	}
 	if elems, ok := cutBatch(b); ok {
+		var first error
 		for _, b := range elems {
-			if err := c.dispatch(b); err != nil {
-				return err
-			}
+			first = cmp.Or(first, c.dispatch(b))
 		}
-		return nil
+		return first
 	}
 	env, err := scanEnvelope(b)
 	switch {

@@ -390,6 +390,7 @@ func TestHTTPReplies(t *testing.T) {
 		{name: "bad parameters", media: "application/json; x", body: answer},
 		{name: "id as text", media: "application/json", body: strings.Replace(answer, "%s", `"%s"`, 1)},
 		{name: "batch", media: "application/json", body: "\n[" + note + "," + answer + "]", notes: 1},
+		{name: "batch with what is no message", media: "application/json", body: `[7,{"` + canary + `":1},` + answer + "]"},
 		{name: "batch with another answer", media: "application/json", body: "[" + other + "," + answer + "]"},
 		{name: "byte order mark in JSON", media: "application/json", body: "\uFEFF" + answer},
 		{name: "error", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"` + canary + `"}}`, code: -32603},
