@@ -153,7 +153,7 @@ func TestDocumented(t *testing.T) {
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
-		"mcp.go": 2165, "jsonrpc.go": 1020, "transport_stdio.go": 1295, "transport_http.go": 1685, "resilient.go": 1250,
+		"mcp.go": 2165, "jsonrpc.go": 1020, "transport_stdio.go": 1295, "transport_http.go": 1700, "resilient.go": 1250,
 		"breaker.go": 160, "schema.go": 1200, "schema_text.go": 1280, "fleet.go": 1830, "fake.go": 1050,
 	}
 	for name := range sources(t) {

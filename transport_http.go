@@ -327,11 +327,22 @@ func (t *HTTPTransport) forget(gen uint64) {
 		return
 	}
 	t.gen++
-	t.session, t.opened, t.lost = "", false, true
+	t.session = ""
+	t.loseLocked()
 	if t.listening != nil {
 		t.listening.cancel(endLost)
 		t.listening = nil
 	}
+}
+
+// loseLocked notes that there is no session any more, and ends what the server
+// asked in it: the next one may ask under the same ids. It is called with t.mu held.
+func (t *HTTPTransport) loseLocked() {
+	t.opened, t.lost = false, true
+	for _, c := range t.serving {
+		c.cancel(endLost)
+	}
+	clear(t.serving)
 }
 
 // adopt begins the session that an answer to initialize came with.
@@ -1292,7 +1303,9 @@ func (t *HTTPTransport) requested(id string, req *Request) {
 		case <-c.ctx.Done():
 		}
 		t.mu.Lock()
-		delete(t.serving, id)
+		if t.serving[id] == c {
+			delete(t.serving, id)
+		}
 		t.servingN -= size
 		t.mu.Unlock()
 		c.end()
@@ -1422,7 +1435,8 @@ func (c *httpCall) followOld() {
 	_, _ = c.readEvents()
 	t.mu.Lock()
 	if t.old == s {
-		t.old, t.opened, t.lost = nil, false, true
+		t.old = nil
+		t.loseLocked()
 	}
 	t.mu.Unlock()
 	close(s.gone)

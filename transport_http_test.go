@@ -1434,6 +1434,64 @@ func TestHTTPServerRequests(t *testing.T) {
 }
 
 // TestHTTPServerRequestFlood keeps handlers to eight, and ends them with Close.
+// What a server asked in a session that is gone is not answered in the next, which
+// may ask something else under the same id.
+func TestHTTPServerRequestOfLostSession(t *testing.T) {
+	var sessions, calls atomic.Int32
+	answers, begun, asked := make(chan string, 20), make(chan bool), make(chan bool)
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		m := readHTTPMessage(r)
+		session := r.Header.Get("Mcp-Session-Id")
+		switch {
+		case m.Method == "initialize":
+			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", sessions.Add(1)))
+			writeJSON(w, 200, httpResult(m, ""))
+		case m.Method == "x/lose":
+			w.WriteHeader(404)
+		case m.Method == "tools/call":
+			question := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{"n":%d}}`, calls.Add(1))
+			writeEvents(w, "data: "+question+"\n\n")
+			<-asked
+			writeEvents(w, "data: "+httpResult(m, "ok")+"\n\n")
+		case m.Result != nil:
+			answers <- session + string(m.Result)
+			w.WriteHeader(202)
+		}
+	})
+	first := make(chan bool)
+	inbound(tr, Inbound{Request: func(_ context.Context, _ string, params json.RawMessage) (json.RawMessage, error) {
+		begun <- true
+		if string(member(params, "n")) == "1" {
+			<-first // as a person who takes a while, and has no context
+		}
+		return params, nil
+	}})
+	initialize(t, tr)
+	var wg sync.WaitGroup
+	call := func() { tr.Call(t.Context(), toolCall(version2511)) }
+	wg.Go(call)
+	<-begun
+	_, err := tr.Call(t.Context(), &Request{Method: "x/lose", Version: version2511})
+	wantFault(t, err, ReasonDisconnected, false, 404)
+	initialize(t, tr)
+	wg.Go(call)
+	select {
+	case <-begun:
+	case <-time.After(5 * time.Second):
+		t.Error("the question of the new session was dropped")
+	}
+	close(first)
+	if got := <-answers; got != `s2{"n":2}` {
+		t.Errorf("answer %s", got)
+	}
+	close(asked)
+	wg.Wait()
+	_ = tr.Close()
+	if len(answers) > 0 {
+		t.Errorf("another answer: %s", <-answers)
+	}
+}
+
 func TestHTTPServerRequestFlood(t *testing.T) {
 	var now, most, all atomic.Int32
 	inBubble(t, func(w http.ResponseWriter, r *http.Request) {
