@@ -1319,7 +1319,7 @@ func (c *httpCall) reply(id string) {
 		return
 	}
 	var rpc *RPCError
-	if err != nil && !errors.As(err, &rpc) {
+	if err != nil && !errors.As(err, &rpc) || len(result) > c.t.limit-64-len(id) { // what is around it
 		rpc = &RPCError{Code: -32603, Message: "internal error"}
 	}
 	p, err := c.t.begin(c.ctx, &Request{Method: c.req.Method, Version: c.req.Version, Deadline: time.Now().Add(replyWait)}, false)

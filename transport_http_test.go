@@ -1386,13 +1386,14 @@ func TestHTTPServerRequests(t *testing.T) {
 				`data: {"jsonrpc":"2.0","id":2,"method":"fail"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":3,"method":"refuse"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":4,"method":"silent"}`+"\n\n",
+				`data: {"jsonrpc":"2.0","id":5,"method":"huge"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":null,"method":"ping"}`+"\n\n")
 			<-begun
 			writeEvents(w,
 				`data: {"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"slow"}}`+"\n\n",
 				"data: "+httpResult(m, "ok")+"\n\n")
 		}
-	})
+	}, func(c *Config, _ *Options) { c.MaxMessageBytes = 4 << 10 })
 	ended := make(chan error, 1)
 	inbound(tr, Inbound{Request: func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 		switch method {
@@ -1404,6 +1405,8 @@ func TestHTTPServerRequests(t *testing.T) {
 			return nil, &RPCError{Code: -32601, Message: "no"}
 		case "silent":
 			return nil, errNoAnswer
+		case "huge":
+			return json.RawMessage(`"` + strings.Repeat("x", 4<<10-3) + `"`), nil
 		}
 		begun <- true
 		<-ctx.Done()
@@ -1418,11 +1421,15 @@ func TestHTTPServerRequests(t *testing.T) {
 		t.Error("a withdrawn request was not cancelled")
 	}
 	got := map[string]string{}
-	for range 3 {
-		m := <-answers
-		got[string(m.ID)] = string(m.Result) + string(m.Error)
+	for range 4 {
+		select {
+		case m := <-answers:
+			got[string(m.ID)] = string(m.Result) + string(m.Error)
+		case <-time.After(5 * time.Second):
+			t.Fatalf("no more answers than %v", got)
+		}
 	}
-	for id, want := range map[string]string{"1": `{}`, "2": "-32603", "3": "-32601"} {
+	for id, want := range map[string]string{"1": `{}`, "2": "-32603", "3": "-32601", "5": "-32603"} {
 		if !strings.Contains(got[id], want) || strings.Contains(got[id], "secret") {
 			t.Errorf("answer to %s = %q want %s in it", id, got[id], want)
 		}
