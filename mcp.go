@@ -1767,6 +1767,9 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 			}
 			asked = nil
 		case a := <-old:
+			if errors.Is(a.err, ReasonDisconnected) {
+				return s.probed(ctx, a) // it was slow to start, and died of the first question
+			}
 			return s.initialized(ctx, version2511, a)
 		}
 	}

@@ -162,6 +162,31 @@ func methods(rt *RecordingTransport) string {
 	return strings.Join(m, " ")
 }
 
+// TestSlowDeathOfProbe has a server start slowly, and then die of the probe, when
+// initialize has been asked as well.
+func TestSlowDeathOfProbe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, rt := session(nil, Config{}, nil)
+		starts := 0
+		rt.Script("server/discover", func(context.Context, json.RawMessage) (any, error) {
+			time.Sleep(5 * time.Second)
+			rt.Disconnect()
+			return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
+		})
+		rt.Script("initialize", func(ctx context.Context, _ json.RawMessage) (any, error) {
+			if starts++; starts == 1 {
+				<-ctx.Done() // it never gets there
+			}
+			return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{}}`), nil
+		})
+		if info, err := s.Initialize(t.Context()); err != nil || info.Protocol != version2511 {
+			t.Errorf("Initialize = %+v, %v after %s", info, err, methods(rt))
+		}
+		s.Close()
+	})
+}
+
 const modernDiscover = `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"m","version":"2"}}}`
 
 // TestEra walks the decision table for the answer to the probe
