@@ -112,11 +112,12 @@ func serveChild(args []string) int {
 			time.Sleep(time.Minute)
 		case "mute":
 			os.Stdout.Close()
-		case "nap": // read nothing for N ms, and say Text after half of that
+		case "nap": // read nothing for N ms, and say Text again and again
 			answer(order{})
-			time.Sleep(time.Duration(o.N) * time.Millisecond / 2)
-			say(o.Text)
-			time.Sleep(time.Duration(o.N) * time.Millisecond / 2)
+			for until := time.Now().Add(time.Duration(o.N) * time.Millisecond); time.Now().Before(until); {
+				time.Sleep(20 * time.Millisecond)
+				say(o.Text)
+			}
 		case "sulk": // read nothing more
 			answer(order{})
 			time.Sleep(time.Minute)
@@ -552,11 +553,11 @@ func TestStdioAnsweredBeforeSent(t *testing.T) {
 		`{"jsonrpc":"2.0","id":3,"error":{"code":1,"message":"` + canary + `"}}`,
 	} {
 		tr := openStdio(t, stdioConfig(t), nil, Inbound{})
-		do(t, tr, "nap", order{N: 600, Text: answer + "\n"})
+		do(t, tr, "nap", order{N: 1500, Text: answer + "\n"})
 		large := strings.Repeat("x", 1<<20)
 		writing := make(chan error, 1)
 		go func() {
-			got, err := do(t, tr, "echo", order{Text: large})
+			got, err := doWithin(t, tr, time.Minute, "echo", order{Text: large})
 			if err == nil && got.Text != large {
 				err = errors.New("another text")
 			}
