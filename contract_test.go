@@ -522,6 +522,7 @@ func TestContract(t *testing.T) {
 			run("deadline", true, Config{}, Inbound{}, contractDeadline)
 			run("message size", true, Config{MaxMessageBytes: 64 << 10}, Inbound{}, contractSize)
 			run("in flight", true, Config{MaxInFlight: 2}, Inbound{}, contractInFlight)
+			run("stream", c.wire, Config{MaxInFlight: 2}, Inbound{}, contractStream)
 			run("reconnect", true, Config{}, Inbound{}, contractReconnect)
 			run("close", true, Config{}, Inbound{}, contractClose)
 			run("close while calling", true, Config{}, Inbound{}, contractCloseCalling)
@@ -753,6 +754,24 @@ func contractInFlight(t *testing.T, tr Transport, _ func()) {
 	wg.Wait()
 	if got := count(t, tr, "most"); got > 2 {
 		t.Errorf("%d requests at once, want 2", got)
+	}
+}
+
+// What lasts takes no slot: a stream would leave none to the calls.
+func contractStream(t *testing.T, tr Transport, _ func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range 3 { // there are two slots
+		wg.Go(func() {
+			_, err := tr.Call(ctx, &Request{Method: "x/hang", Version: version2511, Stream: true})
+			wantReason(t, err, ReasonCancelled, true)
+		})
+	}
+	eventually(t, "the streams are open", func() bool { return count(t, tr, "running") == 4 }) // with the question itself
+	if _, err := ask(t.Context(), tr, "x/echo", "{}"); err != nil {
+		t.Errorf("a call beside the streams: %v", err)
 	}
 }
 

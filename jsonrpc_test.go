@@ -425,6 +425,17 @@ func TestDecodeToolResult(t *testing.T) {
 	}
 }
 
+func TestResultText(t *testing.T) {
+	const text, resource = `{"type":"text","text":"a"}`, `{"type":"resource","resource":{"uri":"u","text":"b"}}`
+	for content, want := range map[string]string{
+		"": "", text: "a", text + "," + text: "a\na", resource: "", resource + "," + text: "a",
+	} {
+		if r, err := decodeToolResult([]byte(`{"content":[` + content + `]}`)); err != nil || r.Text() != want {
+			t.Errorf("Text of [%s] = %q, %v want %q", content, r.Text(), err, want)
+		}
+	}
+}
+
 func TestDecodeToolPage(t *testing.T) {
 	page := []byte(`{"tools":[
 		{"name":"a","title":"A","description":"d\n","inputSchema":{"type":"object"},"outputSchema":{"x":1.50}},

@@ -732,6 +732,10 @@ type Request struct {
 	// (subscriptions/listen): no read stall applies.
 	Stream bool
 
+	// child, if not 0, is the child that the Version was agreed with: another
+	// one has not even been asked.
+	child int
+
 	// to, if not nil, is handed the result where it lies, in a buffer of a
 	// transport of ours, whose Call then returns none.
 	to receiver
@@ -887,7 +891,7 @@ type Result struct {
 
 // Text returns the text blocks of the result, joined by newlines.
 func (r *Result) Text() string {
-	if len(r.Content) == 1 {
+	if len(r.Content) == 1 && r.Content[0].Type == "text" {
 		return r.Content[0].Text
 	}
 	var b strings.Builder
@@ -978,6 +982,7 @@ type TransportSession struct {
 	cfg    Config
 	o      *Options
 	direct bool // the transport obeys Request.Deadline
+	ours   bool // the transport is one of ours, with nobody's around it, and takes a receiver
 	link   atomic.Pointer[link]
 	token  atomic.Int64   // of the latest progress token
 	wg     sync.WaitGroup // the listening stream, which Close ends
@@ -1008,6 +1013,7 @@ type link struct {
 	meta    []byte // the `_meta` members of every request, each with a comma behind it
 	info    *ServerInfo
 	number  int // 1 for the first connection of the session
+	child   int // see Request.child
 }
 
 // An attempt is one connecting, shared by all who wait for it.
@@ -1036,8 +1042,13 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 	if o == nil {
 		o = &Options{}
 	}
-	_, direct := t.(honoursDeadline)
-	return &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, direct: direct, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
+	s := &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
+	_, s.direct = t.(honoursDeadline)
+	switch t.(type) {
+	case *StdioTransport, *HTTPTransport:
+		s.ours = true
+	}
+	return s
 }
 
 func (s *TransportSession) boundsItself() {}
@@ -1275,6 +1286,7 @@ type dialog struct {
 func (d *dialog) receive(result []byte) (err error) {
 	want := "the result is not of the expected shape"
 	modern := d.req.Version == version2026
+	d.round = nil // the server may have gone back to an older revision
 	switch {
 	case d.call != nil:
 		want = "the result is not one of a tool"
@@ -1330,7 +1342,9 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 	}
 	buf := s.kept.take(0)
 	defer s.kept.give(buf)
-	d.req.to = d
+	if s.ours {
+		d.req.to = d
+	}
 	again := false
 	for round := 1; ; {
 		l, err := s.connect(ctx)
@@ -1340,7 +1354,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
 			return d.unfit()
 		}
-		d.req.Params, d.req.Version = *buf, l.version
+		d.req.Params, d.req.Version, d.req.child = *buf, l.version, l.child
 		if len(*buf) == len("{}") {
 			d.req.Params = nil
 		}
@@ -1562,9 +1576,13 @@ func (s *TransportSession) failure(op string, reason Reason, detail string, raw 
 
 // connect returns the agreement in force, or makes one. All who find that there
 // is none share one attempt and its outcome; if its leader gives up, the next
-// of them leads another.
+// of them leads another. The hook of an attempt has that attempt's agreement,
+// come what may: it would wait for itself.
 func (s *TransportSession) connect(ctx context.Context) (*link, error) {
 	if l := s.link.Load(); l != nil {
+		return l, nil
+	}
+	if l, ok := ctx.Value(renewing{s}).(*link); ok {
 		return l, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.ConnectTimeout, errCeiling)
@@ -1603,6 +1621,9 @@ func (s *TransportSession) connect(ctx context.Context) (*link, error) {
 	}
 }
 
+// renewing is the key of a hook's context to the agreement that it is about.
+type renewing struct{ s *TransportSession }
+
 // lead makes the attempt a and publishes its outcome, whatever happens.
 func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err error) {
 	err = &TransportError{Origin: Origin{Server: s.cfg.Name, Op: "connect"}, Reason: ReasonCancelled} // should the leader not return
@@ -1612,7 +1633,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		s.attempt = nil
 		if err == nil {
 			s.last, s.due = l, false
-			s.link.Store(l)
+			s.link.Store(l) // if the hook has lost it, the next operation finds that out
 		}
 		s.mu.Unlock()
 		close(a.done)
@@ -1629,7 +1650,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		s.mu.Unlock()
 		if renewed != nil {
 			s.link.Store(l) // for the requests of the hook itself
-			renewed(ctx)
+			renewed(context.WithValue(ctx, renewing{s}, l))
 		}
 	}
 	return l, err
@@ -1662,7 +1683,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	s.due = s.due || fresh // a handshake that failed is still due
 	due, last, version := s.due, s.last, s.version
 	s.mu.Unlock()
-	if last != nil && !due {
+	if last != nil && !due && last.child == s.child() {
 		return last, false, nil
 	}
 	if s.cfg.Protocol != "auto" {
@@ -1684,7 +1705,7 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		}
 		return nil, false, err
 	}
-	l = &link{version: info.Protocol, info: info, number: 1}
+	l = &link{version: info.Protocol, info: info, number: 1, child: s.child()}
 	if last != nil {
 		l.number = last.number + 1
 	}
@@ -1693,6 +1714,14 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	}
 	s.watch(ctx, l)
 	return l, last != nil, nil
+}
+
+// child returns the number of the transport's child, 0 if it has none.
+func (s *TransportSession) child() int {
+	if t, ok := s.t.(interface{ present() int }); ok {
+		return t.present()
+	}
+	return 0
 }
 
 // A heard is what a request made on another goroutine came to.
@@ -1738,6 +1767,9 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 			}
 			asked = nil
 		case a := <-old:
+			if errors.Is(a.err, ReasonDisconnected) {
+				return s.probed(ctx, a) // it was slow to start, and died of the first question
+			}
 			return s.initialized(ctx, version2511, a)
 		}
 	}

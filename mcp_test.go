@@ -1,11 +1,13 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"reflect"
 	"slices"
 	"strings"
@@ -158,6 +160,31 @@ func methods(rt *RecordingTransport) string {
 		m = append(m, c.Method)
 	}
 	return strings.Join(m, " ")
+}
+
+// TestSlowDeathOfProbe has a server start slowly, and then die of the probe, when
+// initialize has been asked as well.
+func TestSlowDeathOfProbe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, rt := session(nil, Config{}, nil)
+		starts := 0
+		rt.Script("server/discover", func(context.Context, json.RawMessage) (any, error) {
+			time.Sleep(5 * time.Second)
+			rt.Disconnect()
+			return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
+		})
+		rt.Script("initialize", func(ctx context.Context, _ json.RawMessage) (any, error) {
+			if starts++; starts == 1 {
+				<-ctx.Done() // it never gets there
+			}
+			return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{}}`), nil
+		})
+		if info, err := s.Initialize(t.Context()); err != nil || info.Protocol != version2511 {
+			t.Errorf("Initialize = %+v, %v after %s", info, err, methods(rt))
+		}
+		s.Close()
+	})
 }
 
 const modernDiscover = `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"m","version":"2"}}}`
@@ -360,6 +387,40 @@ func TestReconnectAfterFailedHandshake(t *testing.T) {
 
 // TestLeaderGivesUp has the caller who leads the connecting give up: the others
 // must not inherit its cancellation.
+// A connection that is lost again while the hook reads the tools costs the hook its
+// answer, and nobody the whole ceiling.
+func TestReconnectHookLosesConnection(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{
+		"server/discover": json.RawMessage(modernDiscover),
+		"tools/list":      json.RawMessage(`{"tools":[]}`),
+		"x":               json.RawMessage(`{}`),
+	}, Config{}, nil)
+	defer s.Close()
+	if _, err := s.Initialize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	hooked := 0
+	s.onReconnect(func(ctx context.Context) {
+		if hooked++; hooked == 1 {
+			rt.Disconnect()
+			if _, err := s.ListTools(ctx); !errors.Is(err, ReasonDisconnected) {
+				t.Errorf("the hook of a lost connection: %v", err)
+			}
+		}
+	})
+	rt.Disconnect()
+	begun := time.Now()
+	for err := error(ReasonDisconnected); err != nil; {
+		if err = s.Request(t.Context(), "x", nil, nil); err != nil && !errors.Is(err, ReasonDisconnected) {
+			t.Fatal(err)
+		}
+	}
+	if d := time.Since(begun); d > 5*time.Second || hooked != 2 {
+		t.Errorf("the session took %v to come back, and called its hook %d times want 2", d, hooked)
+	}
+}
+
 func TestLeaderGivesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -492,6 +553,25 @@ func TestInputRequired(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A server that becomes an older one between two rounds has answered when it has:
+// the call is not made once more.
+func TestInputRequiredThenOlder(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{
+		"server/discover": json.RawMessage(modernDiscover),
+		"initialize":      json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"n"}}`),
+		"tools/call": Answers{
+			json.RawMessage(`{"resultType":"input_required","requestState":"s"}`),
+			&RPCError{Code: -32022, Data: json.RawMessage(`{"supported":["2025-11-25"]}`)},
+			json.RawMessage(`{"content":[{"type":"text","text":"done"}]}`),
+		},
+	}, Config{}, nil)
+	defer s.Close()
+	if r, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || r.Text() != "done" {
+		t.Errorf("CallTool = %+v, %v after %s", r, err, methods(rt))
 	}
 }
 
@@ -632,6 +712,48 @@ func TestSlowListener(t *testing.T) {
 		}
 		close(stuck)
 	})
+}
+
+// A rewriter is a Transport written elsewhere, around one of ours.
+type rewriter struct{ Transport }
+
+func (r rewriter) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	raw, err := r.Transport.Call(ctx, req)
+	return bytes.ReplaceAll(raw, []byte("secret"), []byte("******")), err
+}
+
+// An embedder is the same, with all that our transport has.
+type embedder struct{ *HTTPTransport }
+
+func (e embedder) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	return rewriter{e.HTTPTransport}.Call(ctx, req)
+}
+
+// What a Transport returns is what a session reads, also if it got it from one
+// of ours.
+func TestWrappedTransport(t *testing.T) {
+	t.Parallel()
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		m := readHTTPMessage(r)
+		switch {
+		case m.ID == nil:
+			w.WriteHeader(http.StatusAccepted)
+		case m.Method == "initialize":
+			writeJSON(w, 200, string(contractAnswer(m.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"n"}}`), nil)))
+		default:
+			writeJSON(w, 200, string(contractAnswer(m.ID, json.RawMessage(`{"content":[{"type":"text","text":"secret"}]}`), nil)))
+		}
+	})
+	for _, wrapped := range []Transport{rewriter{tr}, embedder{tr}} {
+		s := NewSession(wrapped, Config{Name: "s", Protocol: version2511}, nil)
+		if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || res.Text() != "******" {
+			t.Errorf("CallTool over %T = %+v, %v", wrapped, res, err)
+		}
+		var raw json.RawMessage
+		if err := s.Request(t.Context(), "x/y", nil, &raw); err != nil || !strings.Contains(string(raw), "******") {
+			t.Errorf("Request over %T = %s, %v", wrapped, raw, err)
+		}
+	}
 }
 
 func TestRequest(t *testing.T) {

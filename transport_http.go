@@ -48,6 +48,7 @@ const (
 	idleWait       = 4 * time.Second       // Node closes idle connections after five: a request that meets that is lost
 	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
+	reconnectFloor = 50 * time.Millisecond // a server that wants us back at once, again and again, would keep us busy
 	reconnectCap   = 30 * time.Second      // without an event, the delay doubles up to this
 	believedLength = 2 << 20               // the memory that a Content-Length is worth
 	headerBytes    = 256 << 10             // of the head of a reply
@@ -326,11 +327,22 @@ func (t *HTTPTransport) forget(gen uint64) {
 		return
 	}
 	t.gen++
-	t.session, t.opened, t.lost = "", false, true
+	t.session = ""
+	t.loseLocked()
 	if t.listening != nil {
 		t.listening.cancel(endLost)
 		t.listening = nil
 	}
+}
+
+// loseLocked notes that there is no session any more, and ends what the server
+// asked in it: the next one may ask under the same ids. It is called with t.mu held.
+func (t *HTTPTransport) loseLocked() {
+	t.opened, t.lost = false, true
+	for _, c := range t.serving {
+		c.cancel(endLost)
+	}
+	clear(t.serving)
 }
 
 // adopt begins the session that an answer to initialize came with.
@@ -370,12 +382,15 @@ type httpCall struct {
 	ctx     context.Context // ends with the caller's, the timer, or Close
 	cancel  context.CancelCauseFunc
 	start   time.Time
-	timer   *time.Timer  // runs expire
-	last    atomic.Int64 // when the latest byte came, after start; 0: no reply yet; -1: it is over
-	values  [2]string    // of its headers
+	until   time.Time     // Request.Deadline: the timer may run when the request is its caller's again
+	stall   time.Duration // how long a read may stall; 0 for ever
+	timer   *time.Timer   // runs expire
+	last    atomic.Int64  // when the latest byte came, after start; 0: no reply yet; -1: it is over
+	values  [2]string     // of its headers
 
 	// The reply.
 	body    io.ReadCloser
+	method  string // of the request that it replies to
 	status  int
 	events  eventReader
 	buf     *[]byte  // what was read; nil before that
@@ -400,7 +415,10 @@ type httpCall struct {
 // begin registers a call, so that Close ends it, waits for its slot if it takes
 // one, and ties it to the present session. The caller ends it.
 func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*httpCall, error) {
-	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now()}
+	c := &httpCall{t: t, req: req, caller: ctx, start: time.Now(), until: req.Deadline}
+	if !req.Stream {
+		c.stall = t.cfg.ReadTimeout
+	}
 	c.trace.GotConn = c.gotConn
 	if !t.traced {
 		c.trace.GetConn = func(string) { c.asked.Store(true) }
@@ -486,14 +504,14 @@ func (c *httpCall) expire() {
 		return
 	}
 	left, end := time.Duration(math.MaxInt64), endDeadline
-	if stall := c.t.cfg.ReadTimeout; stall > 0 && !c.req.Stream {
-		left = stall
+	if c.stall > 0 {
+		left = c.stall
 		if last := c.last.Load(); last > 0 {
-			left, end = stall-(time.Since(c.start)-time.Duration(last)), endStall
+			left, end = c.stall-(time.Since(c.start)-time.Duration(last)), endStall
 		}
 	}
-	if !c.req.Deadline.IsZero() {
-		if d := time.Until(c.req.Deadline); d <= left {
+	if !c.until.IsZero() {
+		if d := time.Until(c.until); d <= left {
 			left, end = d, endDeadline
 		}
 	}
@@ -564,7 +582,7 @@ func (c *httpCall) tooBig(sent bool) *TransportError {
 // would cut short.
 func (c *httpCall) sleep(d time.Duration) bool {
 	end, ok := c.caller.Deadline()
-	if ok && d >= time.Until(end) || !c.req.Deadline.IsZero() && d >= time.Until(c.req.Deadline) {
+	if ok && d >= time.Until(end) || !c.until.IsZero() && d >= time.Until(c.until) {
 		return false
 	}
 	c.last.Store(0)
@@ -694,7 +712,7 @@ func (c *httpCall) roundTrip(method string, u *url.URL, h http.Header, body []by
 	if err != nil {
 		return nil, err
 	}
-	c.body, c.status = resp.Body, resp.StatusCode
+	c.body, c.method, c.status = resp.Body, method, resp.StatusCode
 	c.last.Store(int64(max(time.Since(c.start), 1)))
 	return resp, nil
 }
@@ -848,7 +866,9 @@ func (c *httpCall) send(body []byte) error {
 	switch {
 	case err != nil:
 	case c.id != 0: // there is an answer to come, elsewhere
+		timer := time.AfterFunc(drainWait, func() { resp.Body.Close() })
 		c.drain(resp)
+		timer.Stop()
 	default:
 		c.discard(resp)
 	}
@@ -916,7 +936,7 @@ func (c *httpCall) refused(resp *http.Response) error {
 	lost := e.Status == http.StatusNotFound ||
 		e.Status == http.StatusBadRequest && rpc != nil && (!ours || nullID(env.id)) && rpc.Code <= -32000 && rpc.Code >= -32019
 	switch {
-	case c.session != "" && lost:
+	case c.session != "" && lost && c.method == http.MethodPost: // many have no GET at all, and say so with 404
 		c.t.forget(c.gen)
 		e.Reason, e.Sent, e.Detail = ReasonDisconnected, false, "session lost"
 	case rpc != nil && ours:
@@ -946,15 +966,19 @@ func (c *httpCall) readError(resp *http.Response) []byte {
 	defer timer.Stop()
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(c, errorBodyBytes))
-	return body
+	return bytes.TrimPrefix(body, []byte(byteOrderMark))
 }
+
+// byteOrderMark may begin a text; some servers write one before their JSON, which
+// RFC 8259 lets a reader ignore.
+const byteOrderMark = "\uFEFF"
 
 // readJSON reads a reply that is one message, or a batch.
 func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
 		return err
 	}
-	body := *c.buf
+	body := bytes.TrimPrefix(*c.buf, []byte(byteOrderMark))
 	err := c.dispatch(body)
 	if c.done {
 		return c.failed
@@ -1009,12 +1033,11 @@ func (c *httpCall) dispatch(b []byte) error {
 		return nil
 	}
 	if elems, ok := cutBatch(b); ok {
+		var first error
 		for _, b := range elems {
-			if err := c.dispatch(b); err != nil {
-				return err
-			}
+			first = cmp.Or(first, c.dispatch(b))
 		}
-		return nil
+		return first
 	}
 	env, err := scanEnvelope(b)
 	switch {
@@ -1086,6 +1109,7 @@ func (c *httpCall) take(env envelope) {
 func (c *httpCall) follow(resp *http.Response) error {
 	r := &c.events
 	r.retry = -1
+	floor := time.Duration(0) // of the wait; once, the server's word is enough
 	for tries := 0; ; tries++ {
 		var err error
 		if resp != nil {
@@ -1116,8 +1140,11 @@ func (c *httpCall) follow(resp *http.Response) error {
 			}
 			return c.lostStream()
 		}
-		if (resp != nil || tries > 0) && !c.sleep(c.t.reconnectAfter(r.retry, tries)) {
-			return c.lostStream()
+		if resp != nil || tries > 0 {
+			if !c.sleep(max(c.t.reconnectAfter(r.retry, tries), floor)) {
+				return c.lostStream()
+			}
+			floor = reconnectFloor
 		}
 		if resp, err = c.openStream(r.id); err != nil && !passing(err) {
 			return c.lostStream()
@@ -1276,7 +1303,9 @@ func (t *HTTPTransport) requested(id string, req *Request) {
 		case <-c.ctx.Done():
 		}
 		t.mu.Lock()
-		delete(t.serving, id)
+		if t.serving[id] == c {
+			delete(t.serving, id)
+		}
 		t.servingN -= size
 		t.mu.Unlock()
 		c.end()
@@ -1290,7 +1319,7 @@ func (c *httpCall) reply(id string) {
 		return
 	}
 	var rpc *RPCError
-	if err != nil && !errors.As(err, &rpc) {
+	if err != nil && !errors.As(err, &rpc) || len(result) > c.t.limit-64-len(id) { // what is around it
 		rpc = &RPCError{Code: -32603, Message: "internal error"}
 	}
 	p, err := c.t.begin(c.ctx, &Request{Method: c.req.Method, Version: c.req.Version, Deadline: time.Now().Add(replyWait)}, false)
@@ -1406,7 +1435,8 @@ func (c *httpCall) followOld() {
 	_, _ = c.readEvents()
 	t.mu.Lock()
 	if t.old == s {
-		t.old, t.opened, t.lost = nil, false, true
+		t.old = nil
+		t.loseLocked()
 	}
 	t.mu.Unlock()
 	close(s.gone)
@@ -1523,7 +1553,7 @@ func (r *eventReader) line() ([]byte, error) {
 			r.pos, r.scanned = i+1, i+1
 			if !r.begun {
 				r.begun = true
-				line = bytes.TrimPrefix(line, []byte("\uFEFF"))
+				line = bytes.TrimPrefix(line, []byte(byteOrderMark))
 			}
 			return line, nil
 		}

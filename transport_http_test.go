@@ -204,6 +204,7 @@ func TestHTTPStatus(t *testing.T) {
 		{status: 400, body: canary, reason: ReasonProtocol, sent: true},
 		{status: 400, body: canary, mode: session, reason: ReasonProtocol, sent: true},
 		{status: 400, body: rpc(-32602, ours), code: -32602},
+		{status: 400, body: "\uFEFF" + rpc(-32602, ours), code: -32602},
 		{status: 400, body: rpc(-32022, ours), code: -32022},
 		{status: 400, body: rpc(-32000, ours), mode: session, code: -32000},
 		{status: 400, body: rpc(-32000, null), code: -32000},
@@ -389,7 +390,9 @@ func TestHTTPReplies(t *testing.T) {
 		{name: "bad parameters", media: "application/json; x", body: answer},
 		{name: "id as text", media: "application/json", body: strings.Replace(answer, "%s", `"%s"`, 1)},
 		{name: "batch", media: "application/json", body: "\n[" + note + "," + answer + "]", notes: 1},
+		{name: "batch with what is no message", media: "application/json", body: `[7,{"` + canary + `":1},` + answer + "]"},
 		{name: "batch with another answer", media: "application/json", body: "[" + other + "," + answer + "]"},
+		{name: "byte order mark in JSON", media: "application/json", body: "\uFEFF" + answer},
 		{name: "error", media: "application/json", body: `{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"` + canary + `"}}`, code: -32603},
 		{name: "error for nobody", media: "application/json", body: `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"m"}}`, code: -32700},
 		{name: "error without an id", media: "application/json", body: `{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}`, code: -32700},
@@ -1105,6 +1108,27 @@ func TestHTTPTime(t *testing.T) {
 	})
 }
 
+// A request is its caller's again when Call returns: a session changes it for the
+// next round. The race detector sees who still looks at it.
+func TestHTTPRequestReused(t *testing.T) {
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for b := range slices.Chunk([]byte(httpResult(readHTTPMessage(r), "ok")), 9) {
+			_, _ = w.Write(b)
+			w.(http.Flusher).Flush()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}, func(c *Config, _ *Options) { c.ReadTimeout = 40 * time.Millisecond }) // so that the timer runs
+	req := toolCall(version2511)
+	for range 3 {
+		req.Deadline = time.Now().Add(time.Minute)
+		if _, err := tr.Call(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		*req = *toolCall(version2511)
+	}
+}
+
 func TestHTTPConnectTries(t *testing.T) {
 	dials := 0
 	refuse := func(context.Context, string, string) (net.Conn, error) {
@@ -1362,13 +1386,14 @@ func TestHTTPServerRequests(t *testing.T) {
 				`data: {"jsonrpc":"2.0","id":2,"method":"fail"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":3,"method":"refuse"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":4,"method":"silent"}`+"\n\n",
+				`data: {"jsonrpc":"2.0","id":5,"method":"huge"}`+"\n\n",
 				`data: {"jsonrpc":"2.0","id":null,"method":"ping"}`+"\n\n")
 			<-begun
 			writeEvents(w,
 				`data: {"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"slow"}}`+"\n\n",
 				"data: "+httpResult(m, "ok")+"\n\n")
 		}
-	})
+	}, func(c *Config, _ *Options) { c.MaxMessageBytes = 4 << 10 })
 	ended := make(chan error, 1)
 	inbound(tr, Inbound{Request: func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 		switch method {
@@ -1380,6 +1405,8 @@ func TestHTTPServerRequests(t *testing.T) {
 			return nil, &RPCError{Code: -32601, Message: "no"}
 		case "silent":
 			return nil, errNoAnswer
+		case "huge":
+			return json.RawMessage(`"` + strings.Repeat("x", 4<<10-3) + `"`), nil
 		}
 		begun <- true
 		<-ctx.Done()
@@ -1394,11 +1421,15 @@ func TestHTTPServerRequests(t *testing.T) {
 		t.Error("a withdrawn request was not cancelled")
 	}
 	got := map[string]string{}
-	for range 3 {
-		m := <-answers
-		got[string(m.ID)] = string(m.Result) + string(m.Error)
+	for range 4 {
+		select {
+		case m := <-answers:
+			got[string(m.ID)] = string(m.Result) + string(m.Error)
+		case <-time.After(5 * time.Second):
+			t.Fatalf("no more answers than %v", got)
+		}
 	}
-	for id, want := range map[string]string{"1": `{}`, "2": "-32603", "3": "-32601"} {
+	for id, want := range map[string]string{"1": `{}`, "2": "-32603", "3": "-32601", "5": "-32603"} {
 		if !strings.Contains(got[id], want) || strings.Contains(got[id], "secret") {
 			t.Errorf("answer to %s = %q want %s in it", id, got[id], want)
 		}
@@ -1410,6 +1441,64 @@ func TestHTTPServerRequests(t *testing.T) {
 }
 
 // TestHTTPServerRequestFlood keeps handlers to eight, and ends them with Close.
+// What a server asked in a session that is gone is not answered in the next, which
+// may ask something else under the same id.
+func TestHTTPServerRequestOfLostSession(t *testing.T) {
+	var sessions, calls atomic.Int32
+	answers, begun, asked := make(chan string, 20), make(chan bool), make(chan bool)
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		m := readHTTPMessage(r)
+		session := r.Header.Get("Mcp-Session-Id")
+		switch {
+		case m.Method == "initialize":
+			w.Header().Set("Mcp-Session-Id", fmt.Sprint("s", sessions.Add(1)))
+			writeJSON(w, 200, httpResult(m, ""))
+		case m.Method == "x/lose":
+			w.WriteHeader(404)
+		case m.Method == "tools/call":
+			question := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{"n":%d}}`, calls.Add(1))
+			writeEvents(w, "data: "+question+"\n\n")
+			<-asked
+			writeEvents(w, "data: "+httpResult(m, "ok")+"\n\n")
+		case m.Result != nil:
+			answers <- session + string(m.Result)
+			w.WriteHeader(202)
+		}
+	})
+	first := make(chan bool)
+	inbound(tr, Inbound{Request: func(_ context.Context, _ string, params json.RawMessage) (json.RawMessage, error) {
+		begun <- true
+		if string(member(params, "n")) == "1" {
+			<-first // as a person who takes a while, and has no context
+		}
+		return params, nil
+	}})
+	initialize(t, tr)
+	var wg sync.WaitGroup
+	call := func() { tr.Call(t.Context(), toolCall(version2511)) }
+	wg.Go(call)
+	<-begun
+	_, err := tr.Call(t.Context(), &Request{Method: "x/lose", Version: version2511})
+	wantFault(t, err, ReasonDisconnected, false, 404)
+	initialize(t, tr)
+	wg.Go(call)
+	select {
+	case <-begun:
+	case <-time.After(5 * time.Second):
+		t.Error("the question of the new session was dropped")
+	}
+	close(first)
+	if got := <-answers; got != `s2{"n":2}` {
+		t.Errorf("answer %s", got)
+	}
+	close(asked)
+	wg.Wait()
+	_ = tr.Close()
+	if len(answers) > 0 {
+		t.Errorf("another answer: %s", <-answers)
+	}
+}
+
 func TestHTTPServerRequestFlood(t *testing.T) {
 	var now, most, all atomic.Int32
 	inBubble(t, func(w http.ResponseWriter, r *http.Request) {
@@ -1546,6 +1635,75 @@ func TestHTTPListen(t *testing.T) {
 	})
 }
 
+// A server that ends each stream after an event, and wants us back at once, does
+// not set our pace.
+func TestHTTPReconnectFloor(t *testing.T) {
+	gets := 0
+	inBubble(t, func(w http.ResponseWriter, r *http.Request) {
+		event := "id: a\nretry: 0\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"
+		if r.Method == http.MethodGet {
+			gets++
+		} else if m := readHTTPMessage(r); m.Method == "initialize" {
+			writeJSON(w, 200, httpResult(m, ""))
+			return
+		}
+		writeEvents(w, event)
+	}, func(c *Config, _ *Options) { c.ReadTimeout = time.Hour }, func(t *testing.T, tr *HTTPTransport) {
+		initialize(t, tr)
+		req := toolCall(version2511)
+		req.Deadline = time.Now().Add(time.Second)
+		_, err := tr.Call(t.Context(), req)
+		wantFault(t, err, ReasonDisconnected, true, 0)
+		synctest.Wait()
+		if gets < 15 || gets > 21 {
+			t.Errorf("%d GETs for a call of a second", gets)
+		}
+		gets = 0
+		tr.listen(t.Context(), version2511)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if gets < 15 || gets > 22 {
+			t.Errorf("%d GETs in a second of listening", gets)
+		}
+	})
+}
+
+// A server without a stream of its own may have no route for GET either. That is
+// no word about the session.
+func TestHTTPListenRefused(t *testing.T) {
+	for name, refuse := range map[string]func(w http.ResponseWriter){
+		"404": func(w http.ResponseWriter) { w.WriteHeader(404) },
+		"404 with an error": func(w http.ResponseWriter) {
+			writeJSON(w, 404, `{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"`+canary+`"}}`)
+		},
+		"400 with an error": func(w http.ResponseWriter) {
+			writeJSON(w, 400, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"`+canary+`"}}`)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gets := 0
+			tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+				m := readHTTPMessage(r)
+				switch {
+				case r.Method == http.MethodGet:
+					gets++
+					refuse(w)
+				case m.Method == "initialize":
+					w.Header().Set("Mcp-Session-Id", "s")
+					writeJSON(w, 200, httpResult(m, ""))
+				default:
+					writeJSON(w, 200, httpResult(m, "ok"))
+				}
+			})
+			initialize(t, tr)
+			tr.listen(t.Context(), version2511)
+			if _, err := tr.Call(t.Context(), toolCall(version2511)); err != nil || gets != 1 {
+				t.Errorf("Call after %d refused GETs: %v", gets, err)
+			}
+		})
+	}
+}
+
 // oldServer is a server of 2024-11-05.
 type oldServer struct {
 	mu       sync.Mutex
@@ -1593,6 +1751,10 @@ func (s *oldServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			out <- httpResult(m, m.Method)
 		}
 		w.WriteHeader(202)
+		if m.Method == "held" { // the reply to a POST does not end
+			w.(http.Flusher).Flush()
+			hold(w, r)
+		}
 	default:
 		w.WriteHeader(405)
 	}
@@ -1617,6 +1779,9 @@ func TestHTTPOldTransport(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		if _, err := tr.Call(t.Context(), &Request{Method: "held", Version: version2411, Deadline: time.Now().Add(5 * time.Second)}); err != nil {
+			t.Errorf("an answer on the stream beside a reply without end: %v", err)
+		}
 		tr.listen(t.Context(), version2411) // has nothing to listen to
 		if fresh, _ := tr.Open(t.Context(), Inbound{}); fresh {
 			t.Error("fresh while the stream stands")

@@ -13,6 +13,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +45,7 @@ const (
 	tailLines     = 50                     // of stderr that are kept,
 	tailLine      = 1 << 10                // and bytes of each
 	smallLine     = 4 << 10                // lines up to here are copied; longer ones change hands
+	lineRest      = 64                     // bytes at the end of a line over the limit that are looked at
 )
 
 // StdioTransport carries requests to a child process over its stdin and stdout.
@@ -62,6 +64,7 @@ type StdioTransport struct {
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
 	inbound *Inbound       // of the first Open; belongs to the token
+	starts  int            // children so far; belongs to the token
 	child   atomic.Pointer[child]
 	closed  atomic.Bool
 	lastID  atomic.Int64
@@ -155,16 +158,16 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	if d, ok := ctx.Deadline(); ok && !d.After(until) {
 		until = time.Time{} // the context ends first; a tie is the caller's
 	}
-	x, why := t.admit(ctx, until)
+	x, why := t.admit(ctx, until, req.Stream)
 	if why != "" {
 		return nil, t.fault(ctx, req.Method, why, false, "no free slot")
 	}
 	defer t.leave(x)
 	c := t.child.Load()
-	if c == nil {
+	if c == nil || req.child != 0 && req.child != c.number {
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
-	x.id, x.until, x.stream = t.lastID.Add(1), until, req.Stream
+	x.id, x.until = t.lastID.Add(1), until
 	if n := len(req.Params); n > smallLine && n <= t.cfg.MaxMessageBytes {
 		x.line = t.grab(n + smallLine)
 	}
@@ -178,10 +181,12 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	}
 	sent, why := c.write(ctx, x)
 	if why != "" && why != ReasonDisconnected { // of the latter, the reply says more
+		var r reply
 		if c.claim(x.id) == nil {
-			t.discard(<-x.reply)
+			r = <-x.reply
+			t.discard(r)
 		}
-		return nil, t.fault(ctx, req.Method, why, sent, "the server does not read")
+		return nil, t.fault(ctx, req.Method, why, sent, cmp.Or(r.detail, "the server does not read"))
 	}
 	var r reply
 	select {
@@ -226,6 +231,9 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	}
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
 }
+
+// present returns the number of the child that there is.
+func (t *StdioTransport) present() int { return t.child.Load().number }
 
 // abandon ends a child that no session could be agreed with, so that nothing of
 // it is left although nobody has called Close. The next Open starts another.
@@ -312,14 +320,16 @@ type reply struct {
 	blind  bool   // line has no id and was laid to the only request there is
 }
 
-// admit waits for a slot.
-func (t *StdioTransport) admit(ctx context.Context, until time.Time) (x *exchange, why Reason) {
+// admit waits for a slot. A stream, which lasts, takes none.
+func (t *StdioTransport) admit(ctx context.Context, until time.Time, stream bool) (x *exchange, why Reason) {
 	now := time.Now()
 	switch {
 	case ctx.Err() != nil:
 		return nil, ReasonCancelled
 	case !until.IsZero() && !now.Before(until):
 		return nil, ReasonTimeout
+	case stream:
+		return &exchange{since: now, stream: true, reply: make(chan reply, 1)}, ""
 	}
 	select {
 	case x = <-t.slots:
@@ -345,7 +355,9 @@ func (t *StdioTransport) leave(x *exchange) {
 		t.give(x.line)
 		x.line = nil
 	}
-	t.slots <- x
+	if !x.stream {
+		t.slots <- x
+	}
 }
 
 // after returns a channel that is sent to at until, or never if that is zero.
@@ -415,6 +427,7 @@ func (t *StdioTransport) discard(r reply) {
 // tree.
 type child struct {
 	t              *StdioTransport
+	number         int // from 1
 	in             Inbound
 	proc           *os.Process
 	tree           tree
@@ -436,6 +449,7 @@ type child struct {
 	timer    *time.Timer         // calls sweep; nil until it is used
 	wake     time.Time           // when it does; zero if it does not
 	queue    []envelope          // requests of the server that wait for a handler
+	serving  map[string]func()   // withdraws those that a handler has, by id
 	queued   int                 // bytes in queue and in the hands of handlers
 	handlers int
 	watched  bool   // the process is being waited for
@@ -463,10 +477,12 @@ func (t *StdioTransport) spawn() error {
 	for k, v := range t.cfg.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
+	t.starts++
 	c := &child{
-		t: t, in: *t.inbound, table: make(map[int64]*exchange),
+		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange), serving: make(map[string]func()),
 		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.give}, turn: make(chan struct{}, 1),
 	}
+	c.lines.dropped = c.dropped
 	for _, ch := range []*chan struct{}{&c.exit, &c.heard, &c.drained, &c.copied, &c.idle, &c.done} {
 		*ch = make(chan struct{})
 	}
@@ -560,8 +576,13 @@ func (c *child) claim(id int64) *exchange {
 	return x
 }
 
-// claimOnly is claim for an answer that does not say what it answers.
-func (c *child) claimOnly() *exchange {
+// claimOnly is claim for an error that does not say what it answers. A server that
+// does not know the method, or its params, has read the message, and would have
+// named its id: it complains about a notification of ours, as many do.
+func (c *child) claimOnly(err []byte) *exchange {
+	if e, _ := decodeError(err); e != nil && (e.Code == -32601 || e.Code == -32602) {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, x := range c.table {
@@ -739,8 +760,8 @@ func (c *child) read(ctx context.Context) {
 		if stalled = errors.Is(err, os.ErrDeadlineExceeded); stalled {
 			c.stall()
 		} else if err != nil {
-			if _, err := scanEnvelope(c.lines.rest()); err == nil { // a last line without its newline
-				c.message(ctx, c.lines.rest(), false)
+			if last := bytes.TrimSpace(c.lines.rest()); isValue(last) { // it lacks no more than its newline
+				c.take(ctx, last, false)
 			}
 			c.end(stdioParting, "")
 			return
@@ -754,9 +775,7 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 	case over:
 		if id, ok := peekID(line); !ok {
 			c.t.skipped.Add(1)
-		} else if x := c.claim(id); x != nil {
-			x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
-		} else {
+		} else if !c.tooLong(id) {
 			c.t.late.Add(1)
 		}
 	case line[0] == '[': // a batch, allowed by 2025-03-26
@@ -770,6 +789,23 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 		}
 	default:
 		c.message(ctx, line, true)
+	}
+}
+
+// tooLong fails the call whose answer is over the limit, if somebody waits for it.
+func (c *child) tooLong(id int64) bool {
+	x := c.claim(id)
+	if x != nil {
+		x.reply <- reply{why: ReasonLimit, detail: "answer over max_message_bytes"}
+	}
+	return x != nil
+}
+
+// dropped takes the end of a line over the limit, whose head need not have said
+// what it answers: the TypeScript SDK writes the id last.
+func (c *child) dropped(end []byte) {
+	if id, _, ok := cutAnswer(append([]byte(`{"result":`), end...)); ok {
+		c.tooLong(id)
 	}
 }
 
@@ -800,7 +836,7 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 			c.t.late.Add(1)
 		}
 	case e.method == "" && e.err != nil && (e.id == nil || null):
-		if x := c.claimOnly(); x != nil {
+		if x := c.claimOnly(e.err); x != nil {
 			c.deliver(x, b, whole, true)
 		} else {
 			c.t.skipped.Add(1)
@@ -809,8 +845,13 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 		c.t.skipped.Add(1)
 	case e.id != nil:
 		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
-	case c.in.Notify != nil:
-		c.in.Notify(e.method, bytes.Clone(e.params))
+	default:
+		if e.method == "notifications/cancelled" {
+			c.withdraw(member(e.params, "requestId"))
+		}
+		if c.in.Notify != nil {
+			c.in.Notify(e.method, bytes.Clone(e.params))
+		}
 	}
 }
 
@@ -865,12 +906,29 @@ func (c *child) enqueue(ctx context.Context, e envelope) {
 	}
 }
 
+// withdraw ends a request of the server that the server has cancelled.
+func (c *child) withdraw(id json.RawMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stop := c.serving[string(id)]; stop != nil {
+		stop()
+	}
+	c.queue = slices.DeleteFunc(c.queue, func(e envelope) bool {
+		if string(e.id) != string(id) {
+			return false
+		}
+		c.queued -= e.size()
+		return true
+	})
+}
+
 // handle answers requests of the server until none waits.
 func (c *child) handle(ctx context.Context) {
-	held := 0 // bytes of the request in hand
+	var e envelope // the request in hand
 	for {
 		c.mu.Lock()
-		c.queued -= held
+		c.queued -= e.size()
+		delete(c.serving, string(e.id))
 		if len(c.queue) == 0 {
 			c.handlers--
 			if c.dead && c.handlers == 0 {
@@ -879,17 +937,20 @@ func (c *child) handle(ctx context.Context) {
 			c.mu.Unlock()
 			return
 		}
-		e := c.queue[0]
+		e = c.queue[0]
 		c.queue = slices.Delete(c.queue, 0, 1)
-		held = e.size()
+		own, stop := context.WithCancel(ctx)
+		c.serving[string(e.id)] = stop
 		c.mu.Unlock()
 
 		var result json.RawMessage
 		err := error(&RPCError{Code: -32601, Message: "method not found"})
 		if c.in.Request != nil {
-			result, err = c.in.Request(ctx, e.method, e.params)
+			result, err = c.in.Request(own, e.method, e.params)
 		}
-		if err == errNoAnswer {
+		withdrawn := own.Err() != nil
+		stop()
+		if err == errNoAnswer || withdrawn {
 			continue
 		}
 		var rpc *RPCError
@@ -944,7 +1005,7 @@ func (c *child) write(ctx context.Context, x *exchange) (sent bool, why Reason) 
 }
 
 // await waits for the turn, as long as x has time: what is on the table is told
-// by its reply, which stays there for the caller.
+// by its reply, which stays there for the caller. No reply can be an answer yet.
 func (c *child) await(ctx context.Context, x *exchange) Reason {
 	var expired <-chan time.Time
 	if x.reply == nil {
@@ -958,6 +1019,10 @@ func (c *child) await(ctx context.Context, x *exchange) Reason {
 	case <-expired:
 		return ReasonTimeout
 	case r := <-x.reply:
+		if r.why == "" {
+			c.t.discard(r)
+			r = reply{why: ReasonProtocol, detail: "answered before it was sent"}
+		}
 		x.reply <- r
 		return r.why
 	}
@@ -1032,10 +1097,12 @@ type lineCutter struct {
 	small, buf []byte // buf is small, or a large buffer while a long line lies in it
 	start, end int    // buf[start:end] is yet to be cut
 	seen       int    // buf[start:seen] has no newline
-	skip       bool   // what comes up to the next newline is dropped
+	skip       bool   // what comes up to the next newline is dropped,
+	last       []byte // but for this much of its end
 
-	grab func(n int) []byte // where large buffers come from
-	give func([]byte)       // and go to
+	grab    func(n int) []byte // where large buffers come from
+	give    func([]byte)       // and go to
+	dropped func(end []byte)   // gets the end of a line of which the rest was dropped
 }
 
 // room returns where the next bytes go. It ends the life of the last line.
@@ -1071,6 +1138,12 @@ func (l *lineCutter) add(n int) { l.end += n }
 // rest returns the line of which the end has not come.
 func (l *lineCutter) rest() []byte { return l.buf[l.start:l.end] }
 
+// drop keeps the end of what is dropped.
+func (l *lineCutter) drop(b []byte) {
+	l.last = append(l.last, b[max(len(b)-lineRest, 0):]...)
+	l.last = append(l.last[:0], l.last[max(len(l.last)-lineRest, 0):]...)
+}
+
 // next returns the next line, trimmed and not empty, or the first max bytes of
 // one that is over the limit, as soon as it is.
 func (l *lineCutter) next() (line []byte, over, ok bool) {
@@ -1079,20 +1152,28 @@ func (l *lineCutter) next() (line []byte, over, ok bool) {
 		if i < 0 {
 			line, l.seen = l.buf[l.start:l.end], l.end
 			if l.skip {
+				l.drop(line)
 				l.start = l.end
 			} else if len(line) > l.max+1 { // one more might be a CR
-				l.start, l.skip = l.end, true
+				l.start, l.skip, l.last = l.end, true, l.last[:0]
+				l.drop(line)
 				return line[:l.max], true, true
 			}
 			return nil, false, false
 		}
-		line = bytes.TrimSuffix(l.buf[l.start:l.seen+i], []byte("\r"))
+		raw := l.buf[l.start : l.seen+i]
+		line = bytes.TrimSuffix(raw, []byte("\r"))
 		l.start = l.seen + i + 1
 		l.seen = l.start
 		switch {
 		case l.skip:
 			l.skip = false
+			l.drop(raw)
+			l.dropped(bytes.TrimSpace(l.last))
 		case len(line) > l.max:
+			l.last = l.last[:0]
+			l.drop(raw)
+			l.dropped(bytes.TrimSpace(l.last))
 			return line[:l.max], true, true
 		default:
 			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\ufeff")))

@@ -113,6 +113,12 @@ func serveChild(args []string) int {
 			time.Sleep(time.Minute)
 		case "mute":
 			os.Stdout.Close()
+		case "nap": // read nothing for N ms, and say Text again and again
+			answer(order{})
+			for until := time.Now().Add(time.Duration(o.N) * time.Millisecond); time.Now().Before(until); {
+				time.Sleep(20 * time.Millisecond)
+				say(o.Text)
+			}
 		case "sulk": // read nothing more
 			answer(order{})
 			time.Sleep(time.Minute)
@@ -321,6 +327,7 @@ func TestStdioAnswers(t *testing.T) {
 		{name: "unknown ids", raw: `{"jsonrpc":"2.0","id":99999,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":0,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok},
 		{name: "batch", raw: `[{"jsonrpc":"2.0","method":"n"},{"jsonrpc":"2.0","id":{{id}},"result":{"text":"ok"}}]` + "\n"},
 		{name: "null id, no error", raw: `{"jsonrpc":"2.0","id":null,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 1},
+		{name: "an error about a notification", raw: `{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"` + canary + `"}}` + "\n" + `{"jsonrpc":"2.0","error":{"code":-32602,"message":"` + canary + `"}}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 2},
 		{name: "request with a null id", raw: `{"jsonrpc":"2.0","id":null,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","id":{{id}},` + ok, skipped: 1},
 
 		{name: "error", raw: `{"jsonrpc":"2.0","id":{{id}},"error":{"code":-32602,"message":"` + canary + `"}}` + "\n", code: -32602},
@@ -392,6 +399,12 @@ func TestStdioLimits(t *testing.T) {
 	noWordOfTheChild(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}))
 	wantChildFault(t, tr.Notify(t.Context(), &Request{Method: "n", Params: make([]byte, 64<<10)}), ReasonLimit, false)
 
+	// The id may come last.
+	for _, n := range []int{64 << 10, 1 << 20} {
+		_, err = do(t, tr, "endless", order{N: n, Text: `{"result":{"text":"`, List: []string{`"},"jsonrpc":"2.0","id":{{id}}}`, "\n"}})
+		wantChildFault(t, err, ReasonLimit, true)
+		mustEcho(t, tr)
+	}
 	// The limit is told before the line ends, which it may never do.
 	_, err = do(t, tr, "endless", order{N: 1 << 20, Text: `{"jsonrpc":"2.0","id":{{id}},"result":"`})
 	wantChildFault(t, err, ReasonLimit, true)
@@ -590,6 +603,38 @@ func TestStdioFullPipe(t *testing.T) {
 	}
 }
 
+// An answer to what has not been written yet, because another message holds the
+// pipe, is none, and costs nobody but its caller.
+func TestStdioAnsweredBeforeSent(t *testing.T) {
+	for _, answer := range []string{
+		`{"jsonrpc":"2.0","id":3,"result":{"text":"` + canary + `"}}`,
+		`{"jsonrpc":"2.0","id":3,"error":{"code":1,"message":"` + canary + `"}}`,
+	} {
+		tr := openStdio(t, stdioConfig(t), nil, Inbound{})
+		do(t, tr, "nap", order{N: 1500, Text: answer + "\n"})
+		large := strings.Repeat("x", 1<<20)
+		writing := make(chan error, 1)
+		go func() {
+			got, err := doWithin(t, tr, time.Minute, "echo", order{Text: large})
+			if err == nil && got.Text != large {
+				err = errors.New("another text")
+			}
+			writing <- err
+		}()
+		for tr.lastID.Load() < 2 || len(tr.child.Load().turn) == 0 {
+			runtime.Gosched()
+		}
+		_, err := doWithin(t, tr, 5*time.Second, "never", order{})
+		wantChildFault(t, err, ReasonProtocol, false)
+		if err := <-writing; err != nil {
+			t.Errorf("the call that was being written: %v", err)
+		}
+		if got, err := do(t, tr, "seen", order{}); err != nil || strings.Contains(strings.Join(got.List, "\n"), "never") {
+			t.Errorf("Call(seen) = %.300q, %v", got.List, err)
+		}
+	}
+}
+
 func TestStdioExit(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -661,6 +706,37 @@ func wantGone(t *testing.T, pids ...int) {
 		if _, state, _ := bytes.Cut(stat, []byte(") ")); !bytes.HasPrefix(state, []byte("Z")) && !bytes.HasPrefix(state, []byte("X")) {
 			t.Errorf("process is left: %s", stat)
 		}
+	}
+}
+
+// What was agreed with one child is not asked of the next, which has not shaken
+// hands yet: a call that was ready to go when the child died is not sent.
+func TestStdioNextChild(t *testing.T) {
+	tr := openStdio(t, stdioConfig(t), nil, Inbound{})
+	first := tr.present()
+	do(t, tr, "exit", order{})
+	if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
+		t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
+	}
+	_, err := tr.Call(t.Context(), &Request{Method: "never", Version: version2511, child: first})
+	wantChildFault(t, err, ReasonDisconnected, false)
+	if got, err := do(t, tr, "seen", order{}); err != nil || len(got.List) != 1 {
+		t.Errorf("the next child saw %q, %v", got.List, err)
+	}
+
+	// Whoever started the child, a session shakes hands with it.
+	cfg := stdioConfig(t)
+	cfg.Env[childEnv], cfg.Protocol = "puppet", version2511
+	shared := newStdioTransport(cfg, &Options{})
+	defer shared.Close()
+	one, other := NewSession(shared, cfg, nil), NewSession(shared, cfg, nil)
+	for range 2 {
+		for _, s := range []*TransportSession{one, other} {
+			if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || s.link.Load().child != shared.present() {
+				t.Errorf("CallTool() = %v, %v", res, err)
+			}
+		}
+		one.CallTool(t.Context(), &Call{Tool: "t", Arguments: map[string]any{"do": "exit"}})
 	}
 }
 
@@ -1043,6 +1119,21 @@ func TestStdioServerRequests(t *testing.T) {
 	if n := tr.Skipped() - skipped; n != 0 {
 		t.Errorf("%d of %d requests were dropped", n, stdioQueue)
 	}
+	// What the server cancels is given up, and not answered.
+	var text strings.Builder
+	for i := range stdioHandlers + 4 {
+		fmt.Fprintf(&text, `{"jsonrpc":"2.0","id":"w%d","method":"hang"}`+"\n", i)
+	}
+	for i := range stdioHandlers + 4 {
+		fmt.Fprintf(&text, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w%d"}}`+"\n", i)
+	}
+	if _, err := do(t, tr, "raw", order{Text: text.String() + `{"jsonrpc":"2.0","id":{{id}},"result":{}}` + "\n"}); err != nil {
+		t.Fatal(err)
+	}
+	tr.waitIdle()
+	if got, err := do(t, tr, "seen", order{}); err != nil || strings.Contains(strings.Join(got.List, "\n"), `"id":"w`) {
+		t.Errorf("Call(seen) = %q, %v: a cancelled request was answered", got.List, err)
+	}
 	// Handlers that hang hold nothing up, and take no more than their share.
 	if _, err := do(t, tr, "ask", order{Text: "hang", N: 1000}); err != nil {
 		t.Fatal(err)
@@ -1167,10 +1258,11 @@ func TestTail(t *testing.T) {
 func cutAll(t *testing.T, stream, sizes []byte, max int) (lines []string) {
 	t.Helper()
 	held := 0
+	var ends []string
 	l := lineCutter{max: max, give: func([]byte) {}, grab: func(n int) []byte {
 		held = n
 		return make([]byte, n)
-	}}
+	}, dropped: func(end []byte) { ends = append(ends, "end: "+string(end)) }}
 	for i := 0; len(stream) > 0; i++ {
 		room := l.room()
 		n := 1 + i%3
@@ -1202,7 +1294,7 @@ func cutAll(t *testing.T, stream, sizes []byte, max int) (lines []string) {
 			t.Fatalf("%d and %d bytes held, the limit is %d", len(l.buf), held, max)
 		}
 	}
-	return append(lines, "rest: "+string(l.rest()))
+	return append(append(lines, ends...), "rest: "+string(l.rest()))
 }
 
 // FuzzLines checks that it does not matter in which pieces a stream comes, and
@@ -1222,12 +1314,14 @@ func FuzzLines(f *testing.F) {
 			t.Fatalf("in other pieces: %.300q want %.300q", got, want)
 		}
 		// The plain way, without a bound on memory.
-		var plain []string
+		var plain, ends []string
 		parts := strings.Split(string(stream), "\n")
 		for _, p := range parts[:len(parts)-1] {
+			raw := p
 			p = strings.TrimSuffix(p, "\r")
 			if len(p) > max {
 				plain = append(plain, "over: "+p[:max])
+				ends = append(ends, "end: "+string(bytes.TrimSpace([]byte(raw[len(raw)-min(len(raw), lineRest):]))))
 			} else if p = string(bytes.TrimSpace([]byte(strings.TrimPrefix(p, "\ufeff")))); p != "" {
 				plain = append(plain, p)
 			}
@@ -1236,7 +1330,7 @@ func FuzzLines(f *testing.F) {
 		if len(rest) > max+1 {
 			plain, rest = append(plain, "over: "+rest[:max]), ""
 		}
-		if plain = append(plain, "rest: "+rest); !slices.Equal(got, plain) {
+		if plain = append(append(plain, ends...), "rest: "+rest); !slices.Equal(got, plain) {
 			t.Fatalf("got %.300q want %.300q", got, plain)
 		}
 	})
