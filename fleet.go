@@ -1734,14 +1734,19 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// cleanURL strips what a URL may hold of secrets.
+// cleanURL strips what a URL may hold of secrets. In what is no URL of an endpoint,
+// anything before an '@' may be meant as one.
 func cleanURL(s string) string {
 	u, err := url.Parse(s)
-	if err != nil || u.Host == "" && strings.Contains(s, "@") { // user:password@host, without a scheme
+	if err != nil {
 		return "unreadable"
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
-	return u.String()
+	shown := u.String()
+	if (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") && strings.Contains(shown, "@") {
+		return "unreadable"
+	}
+	return shown
 }
 
 // reservedHeader reports whether the protocol or HTTP itself sets a header, or

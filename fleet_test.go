@@ -88,7 +88,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`[{"name":"a","command":["x"],"retry":{"max_attempts":3}}]`))
 	f.Add([]byte(`{"mcpServers":{"z":{"command":"npx","args":["-y",7],"env":{"K":"${V:-d}"}}}}`))
 	f.Add([]byte(`[{"name":"a","endpoint":"http://u:p@h/?q","headers":{"A":"b\r"}}]`))
-	for _, endpoint := range []string{"u:p@h/mcp", "http:/u:p@h", "http:u:p@h", "//u:p@h/", "http//u:p@h", "ftp://u:p@h", "http://u:p@"} {
+	for _, endpoint := range []string{"u:p@h/mcp", "http:/u:p@h", "http:u:p@h", "//u:p@h/", "http//u:p@h", "ftp://u:p@h", "http://u:p@", "//0/u:p@"} {
 		f.Add([]byte(`[{"name":"a","endpoint":"` + endpoint + `"}]`))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
