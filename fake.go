@@ -142,7 +142,7 @@ func (t *RecordingTransport) Open(ctx context.Context, in Inbound) (fresh bool, 
 
 // Call answers from the script.
 func (t *RecordingTransport) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
-	return t.carry(ctx, req, true)
+	return t.carry(ctx, req, !req.Stream) // what lasts takes no slot
 }
 
 // Notify records a notification. It fails only if the script says so.

@@ -1147,21 +1147,20 @@ type pager struct {
 
 // next takes note of a page, and says what is wrong with following its cursor.
 func (p *pager) next(cursor *string, size int) (Reason, string) {
-	if p.total += size; p.total > p.limit {
+	p.total += size
+	switch {
+	case p.total > p.limit:
 		return ReasonLimit, "the list is longer than twice max_message_bytes"
-	}
-	if cursor == nil {
+	case cursor == nil:
 		return "", ""
-	}
-	if p.seen[*cursor] {
+	case p.seen[*cursor]:
 		return ReasonProtocol, "a cursor came back that had been followed already"
-	}
-	if p.seen == nil {
+	case len(p.seen) == maxPages-1:
+		return ReasonLimit, "the list has more than " + strconv.Itoa(maxPages) + " pages"
+	case p.seen == nil:
 		p.seen = map[string]bool{}
 	}
-	if p.seen[*cursor] = true; len(p.seen) >= maxPages {
-		return ReasonLimit, "the list has more than " + strconv.Itoa(maxPages) + " pages"
-	}
+	p.seen[*cursor] = true
 	return "", ""
 }
 
@@ -1844,9 +1843,14 @@ func (s *TransportSession) discover(ctx context.Context) (*ServerInfo, error) {
 }
 
 func (s *TransportSession) discoverRequest() *Request {
-	b := append([]byte(`{"_meta":{`), s.modernMeta()...)
-	b[len(b)-1] = '}'
-	return &Request{Method: "server/discover", Params: append(b, '}'), Version: version2026}
+	return &Request{Method: "server/discover", Params: s.modernParams(""), Version: version2026}
+}
+
+// modernParams are params of 2026-07-28 with these members, each with a comma
+// behind it, and the `_meta`.
+func (s *TransportSession) modernParams(members string) json.RawMessage {
+	b := append([]byte(`{`+members+`"_meta":{`), s.modernMeta()...)
+	return append(b[:len(b)-1], "}}"...)
 }
 
 // known remembers what to offer when the connection has to be made again.
@@ -1859,13 +1863,19 @@ func (s *TransportSession) known(version string) {
 // discovered reads a DiscoverResult.
 func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) {
 	s.known(version2026)
-	info := &ServerInfo{Protocol: version2026, Capabilities: bytes.Clone(member(raw, "capabilities")), Instructions: textMember(raw, "instructions")}
 	who := member(member(raw, "_meta"), metaPrefix+"serverInfo")
 	if who == nil {
 		who = member(raw, "serverInfo")
 	}
-	info.Name, info.Title, info.Version = textMember(who, "name"), textMember(who, "title"), textMember(who, "version")
-	return info, nil
+	return serverInfo(version2026, raw, who), nil
+}
+
+// serverInfo reads what the result of a handshake says of the server.
+func serverInfo(version string, raw, who json.RawMessage) *ServerInfo {
+	return &ServerInfo{
+		Name: textMember(who, "name"), Title: textMember(who, "title"), Version: textMember(who, "version"),
+		Protocol: version, Capabilities: member(raw, "capabilities"), Instructions: textMember(raw, "instructions"),
+	}
 }
 
 // initialize makes the handshake of the older revisions.
@@ -1890,16 +1900,11 @@ func (s *TransportSession) initialized(ctx context.Context, offered string, a he
 	if !slices.Contains(revisions[1:], version) {
 		return nil, s.failure("initialize", ReasonProtocol, "the server answered with a revision that we do not speak", a.raw)
 	}
-	who := member(a.raw, "serverInfo")
-	info := &ServerInfo{
-		Name: textMember(who, "name"), Title: textMember(who, "title"), Version: textMember(who, "version"), Protocol: version,
-		Capabilities: bytes.Clone(member(a.raw, "capabilities")), Instructions: textMember(a.raw, "instructions"),
-	}
 	if err := s.t.Notify(ctx, &Request{Method: "notifications/initialized", Version: version}); err != nil {
 		return nil, err
 	}
 	s.known(offered)
-	return info, nil
+	return serverInfo(version, a.raw, member(a.raw, "serverInfo")), nil
 }
 
 // revisions are those that we speak, newest first. They are compared as names:
@@ -2135,18 +2140,24 @@ func (s *TransportSession) watch(ctx context.Context, l *link) {
 	if !s.cfg.Watch || s.unwatch != nil || s.closed {
 		return
 	}
-	ctx, s.unwatch = context.WithCancel(context.Background())
-	s.wg.Go(func() { s.subscribe(ctx) }) // ends with Close, which waits for it
+	ctx, stop := context.WithCancel(context.Background())
+	s.unwatch = stop
+	s.wg.Go(func() { // ends with Close, which waits for it
+		defer stop()
+		s.subscribe(ctx)
+		s.mu.Lock()
+		s.unwatch = nil // a later connection may offer it
+		s.mu.Unlock()
+	})
 }
 
 // subscribe keeps a subscriptions/listen request open (MCP 2026-07-28,
 // subscriptions), and begins another when it ends, less and less eagerly.
 func (s *TransportSession) subscribe(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
-		b := append([]byte(`{"notifications":{"toolsListChanged":true},"_meta":{`), s.modernMeta()...)
-		b[len(b)-1] = '}'
 		begun := time.Now()
-		_, err := s.t.Call(ctx, &Request{Method: "subscriptions/listen", Params: append(b, '}'), Version: version2026, Stream: true})
+		params := s.modernParams(`"notifications":{"toolsListChanged":true},`)
+		_, err := s.t.Call(ctx, &Request{Method: "subscriptions/listen", Params: params, Version: version2026, Stream: true})
 		var re *RPCError
 		if ctx.Err() != nil || errors.As(err, &re) {
 			return // closed, or not offered

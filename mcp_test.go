@@ -350,6 +350,43 @@ func TestReconnectOnce(t *testing.T) {
 	})
 }
 
+// TestSubscribe watches a server that refuses the stream on its first connection,
+// ends it at once on the second, and then holds it.
+func TestSubscribe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		streams := 0
+		s, rt := session(map[string]any{
+			"server/discover": json.RawMessage(modernDiscover),
+			"tools/call":      json.RawMessage(`{"resultType":"complete","content":[]}`),
+			"subscriptions/listen": func(ctx context.Context, _ json.RawMessage) (any, error) {
+				switch streams++; streams {
+				case 1:
+					return nil, &RPCError{Code: -32601}
+				case 2:
+					return map[string]any{"resultType": "complete"}, nil
+				}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+		}, Config{Protocol: version2026, Watch: true}, nil)
+		for _, want := range []int{1, 3} {
+			if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); err != nil {
+				t.Fatalf("CallTool: %v", err)
+			}
+			time.Sleep(time.Hour)
+			if streams != want {
+				t.Errorf("the stream was asked for %d times, want %d", streams, want)
+			}
+			if missed := want > 1; s.stale() != missed { // what happened between two streams was not announced
+				t.Errorf("stale = %v, want %v", s.stale(), missed)
+			}
+			rt.Disconnect()
+		}
+		s.Close()
+	})
+}
+
 // TestReconnectAfterFailedHandshake has the handshake on a new connection fail:
 // the transport does not call it new a second time, and it is due all the same.
 func TestReconnectAfterFailedHandshake(t *testing.T) {
