@@ -352,7 +352,7 @@ func (t *StdioTransport) admit(ctx context.Context, until time.Time, stream bool
 // leave gives the slot back.
 func (t *StdioTransport) leave(x *exchange) {
 	if cap(x.line) > smallLine {
-		t.give(x.line)
+		t.large.give(x.line)
 		x.line = nil
 	}
 	if !x.stream {
@@ -413,13 +413,10 @@ func (t *StdioTransport) grab(n int) []byte {
 	return b[:cap(b)]
 }
 
-// give takes such a buffer back.
-func (t *StdioTransport) give(b []byte) { t.large.give(b) }
-
 // discard drops a reply that nobody wants.
 func (t *StdioTransport) discard(r reply) {
 	if r.large {
-		t.give(r.line)
+		t.large.give(r.line)
 	}
 }
 
@@ -480,7 +477,7 @@ func (t *StdioTransport) spawn() error {
 	t.starts++
 	c := &child{
 		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange), serving: make(map[string]func()),
-		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.give}, turn: make(chan struct{}, 1),
+		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.large.give}, turn: make(chan struct{}, 1),
 	}
 	c.lines.dropped = c.dropped
 	for _, ch := range []*chan struct{}{&c.exit, &c.heard, &c.drained, &c.copied, &c.idle, &c.done} {
@@ -662,7 +659,11 @@ func (c *child) end(grace time.Duration, why string) {
 // bury ends the process, its tree, and everything that serves them.
 func (c *child) bury(grace time.Duration) {
 	defer close(c.done)
-	c.stdin.Close()
+	if c.deadline != nil {
+		c.stdin.Close()
+	} else {
+		go c.stdin.Close() // it may wait for a write, which the end of the child sets free
+	}
 	exited := within(c.exit, grace)
 	if !exited {
 		c.fail("the child closed a pipe")
