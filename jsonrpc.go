@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -20,7 +21,8 @@ import (
 // What is read is strict (RFC 8259) and may be hostile: every function here
 // takes any bytes, and bounds what it makes of them, so that the result of a
 // foreign transport needs no check before. The file is a leaf: it knows no
-// policy and no transport, only the plain data that it decodes.
+// policy and no transport, only the plain data that it decodes, and the buffers in
+// which messages lie.
 
 var (
 	errSyntax = errors.New("not a JSON-RPC message")
@@ -981,6 +983,26 @@ func appendSlice[V any](dst []byte, vs []V, depth int) (_ []byte, err error) {
 	return append(dst, ']'), nil
 }
 
+// roughSize is a guess at the length of v as JSON, which sees no deeper than the
+// members of an object: long values are texts there.
+func roughSize(v any) (n int) {
+	switch v := v.(type) {
+	case json.RawMessage:
+		n = len(v)
+	case map[string]any:
+		for k, e := range v {
+			n += len(k) + 16
+			switch e := e.(type) {
+			case string:
+				n += len(e)
+			case json.RawMessage:
+				n += len(e)
+			}
+		}
+	}
+	return n
+}
+
 // appendRequest appends a request; params is a whole object or nil, as
 // appendValue writes it: without newlines.
 func appendRequest(dst []byte, id int64, method string, params []byte) []byte {
@@ -1015,4 +1037,89 @@ func appendResponse(dst []byte, id json.RawMessage, result json.RawMessage, rpc 
 	}
 	dst = append(append(dst, `,"result":`...), result...)
 	return append(dst, '}')
+}
+
+// spares are what a session or a transport keeps of its longer buffers for its next
+// messages: two for good, since a [sync.Pool] would lose them at every collection,
+// and long messages bring those about; those over largestSpare as long as they are
+// in use again and again.
+type spares struct {
+	large chan []byte
+	huge  sync.Pool // of *[]byte
+}
+
+const ( // between which a buffer is worth keeping for good
+	smallestSpare = 16 << 10
+	largestSpare  = 4 << 20
+)
+
+func newSpares() *spares { return &spares{large: make(chan []byte, 2)} }
+
+// take returns an empty buffer with room for n bytes.
+func (s *spares) take(n int) (b []byte) {
+	if n > largestSpare {
+		if p, ok := s.huge.Get().(*[]byte); ok {
+			return slices.Grow((*p)[:0], n)
+		}
+		return make([]byte, 0, n)
+	}
+	select {
+	case b = <-s.large:
+	default:
+	}
+	return slices.Grow(b[:0], n)
+}
+
+// give takes a buffer back, which nobody uses any more.
+func (s *spares) give(b []byte) {
+	switch {
+	case cap(b) < smallestSpare:
+	case cap(b) > largestSpare:
+		s.huge.Put(&b)
+	default:
+		select {
+		case s.large <- b:
+		default:
+		}
+	}
+}
+
+// grow returns a buffer with room for n bytes and with what is in b, which it takes
+// back. A nil s keeps nothing.
+func (s *spares) grow(b []byte, n int) []byte {
+	if s == nil {
+		return slices.Grow(b, n-len(b))
+	}
+	bigger := append(s.take(n), b...)
+	s.give(b)
+	return bigger
+}
+
+// buffers are spares, and any number of small ones beside them.
+type buffers struct {
+	*spares
+	small sync.Pool // of *[]byte
+}
+
+// take returns an empty buffer with room for n bytes: a large one if there is one,
+// since the length of a message is rarely known beforehand.
+func (b *buffers) take(n int) *[]byte {
+	p, _ := b.small.Get().(*[]byte)
+	if p == nil {
+		p = new([]byte)
+	}
+	if n > cap(*p) || len(b.large) > 0 {
+		*p = b.spares.take(n)
+	}
+	*p = (*p)[:0]
+	return p
+}
+
+// give takes a buffer back, which nobody uses any more.
+func (b *buffers) give(p *[]byte) {
+	if cap(*p) >= smallestSpare {
+		b.spares.give(*p)
+		*p = nil
+	}
+	b.small.Put(p)
 }

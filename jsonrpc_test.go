@@ -685,6 +685,46 @@ func TestWireAllocs(t *testing.T) {
 	}
 }
 
+// A buffer that is given back is used again, and none is handed out twice.
+func TestBuffers(t *testing.T) {
+	for _, size := range []int{100, smallestSpare, 1 << 20, largestSpare, largestSpare + 1, 9 << 20} {
+		kept := buffers{spares: newSpares()}
+		p, q := kept.take(size), kept.take(size)
+		if cap(*p) < size || cap(*q) < size || len(*p)+len(*q) > 0 {
+			t.Fatalf("buffers of %d and %d bytes want %d", cap(*p), cap(*q), size)
+		}
+		if &append(*p, 1)[0] == &append(*q, 2)[0] {
+			t.Fatal("one buffer for two")
+		}
+		was := &append(*p, 1)[0]
+		kept.give(p)
+		again := kept.take(size)
+		if stays := smallestSpare <= size && size <= largestSpare; stays && &append(*again, 3)[0] != was { // the others may be collected
+			t.Errorf("a buffer of %d bytes is not used again", size)
+		}
+		if &append(*again, 3)[0] == &append(*q, 2)[0] {
+			t.Fatal("one buffer for two")
+		}
+	}
+	kept := newSpares()
+	long := kept.grow(append(kept.take(20<<10), "begun"...), 40<<10)
+	if string(long) != "begun" || cap(long) < 40<<10 || len(kept.large) != 1 {
+		t.Errorf("grow = %q of %d bytes, %d kept", long, cap(long), len(kept.large))
+	}
+}
+
+func TestRoughSize(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	for _, v := range []any{json.RawMessage(long), map[string]any{"a": long, "n": 1}, map[string]any{"a": json.RawMessage(long)}} {
+		if n := roughSize(v); n < 1<<20 || n > 1<<20+64 {
+			t.Errorf("roughSize = %d want a little over %d", n, 1<<20)
+		}
+	}
+	if n := roughSize(nil); n != 0 {
+		t.Errorf("roughSize(nil) = %d", n)
+	}
+}
+
 // wantEnvelope is what encoding/json makes of a message. ok is false if it must
 // be refused; unclear where a name comes twice or nesting is deep.
 func wantEnvelope(b []byte) (e envelope, ok, unclear bool) {

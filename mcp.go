@@ -753,70 +753,6 @@ func (r *Request) settle(msg []byte, id int64) bool {
 	return ok && n == id && r.to != nil && r.to.receive(result) == nil
 }
 
-// spares are the two large buffers that a session or a transport keeps for its
-// next messages. A [sync.Pool] would lose them at every collection, and large
-// messages bring those about.
-type spares chan []byte
-
-// The sizes between which a buffer is worth keeping so.
-const (
-	smallestSpare = 16 << 10
-	largestSpare  = 4 << 20
-)
-
-func newSpares() spares { return make(spares, 2) }
-
-// take returns an empty buffer with room for n bytes.
-func (s spares) take(n int) (b []byte) {
-	select {
-	case b = <-s:
-	default:
-	}
-	return slices.Grow(b[:0], n)
-}
-
-// give takes a buffer back, which nobody uses any more.
-func (s spares) give(b []byte) {
-	if cap(b) < smallestSpare || cap(b) > largestSpare {
-		return
-	}
-	select {
-	case s <- b:
-	default:
-	}
-}
-
-// buffers are spares, and any number of small ones beside them. The zero value
-// keeps small ones only.
-type buffers struct {
-	small sync.Pool // of *[]byte
-	large spares
-}
-
-// take returns an empty buffer with room for n bytes: a large one if there is one,
-// since the length of a message is rarely known beforehand.
-func (b *buffers) take(n int) *[]byte {
-	p, _ := b.small.Get().(*[]byte)
-	if p == nil {
-		p = new([]byte)
-	}
-	select {
-	case *p = <-b.large:
-	default:
-	}
-	*p = slices.Grow((*p)[:0], n)
-	return p
-}
-
-// give takes a buffer back, which nobody uses any more.
-func (b *buffers) give(p *[]byte) {
-	if cap(*p) >= smallestSpare {
-		b.large.give(*p)
-		*p = nil
-	}
-	b.small.Put(p)
-}
-
 // NewTransport returns the transport that cfg declares, not yet connected.
 func NewTransport(cfg Config, o *Options) (Transport, error) {
 	cfg = cfg.withDefaults()
@@ -1042,7 +978,7 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 	if o == nil {
 		o = &Options{}
 	}
-	s := &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, kept: buffers{large: newSpares()}, progress: map[string]func(Progress){}}
+	s := &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, kept: buffers{spares: newSpares()}, progress: map[string]func(Progress){}}
 	_, s.direct = t.(honoursDeadline)
 	switch t.(type) {
 	case *StdioTransport, *HTTPTransport:
@@ -1339,7 +1275,11 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		d.token = s.beginProgress(d.call.OnProgress)
 		defer s.endProgress(ctx, d.token)
 	}
-	buf := s.kept.take(0)
+	room := 0
+	if d.call != nil {
+		room = roughSize(d.call.Arguments)
+	}
+	buf := s.kept.take(room)
 	defer s.kept.give(buf)
 	if s.ours {
 		d.req.to = d

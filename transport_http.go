@@ -109,7 +109,7 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	}
 	t := &HTTPTransport{
 		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
-		kept:      buffers{large: newSpares()},
+		kept:      buffers{spares: newSpares()},
 		answering: make(chan struct{}, serverRequests),
 		farewells: make(chan struct{}, serverRequests),
 		idle:      make(chan struct{}),
@@ -1008,7 +1008,7 @@ func (c *httpCall) readBody(length int64) error {
 	for {
 		b := *c.buf
 		if len(b) == cap(b) {
-			b = slices.Grow(b, len(b))
+			b = c.t.kept.grow(b, 2*cap(b))
 		}
 		n, err := c.Read(b[len(b):min(cap(b), c.t.limit+1)])
 		*c.buf = b[:len(b)+n]
@@ -1116,7 +1116,7 @@ func (c *httpCall) follow(resp *http.Response) error {
 			if c.buf == nil {
 				c.buf = c.t.kept.take(4 << 10)
 			}
-			*r = eventReader{r: c, max: c.t.limit, buf: (*c.buf)[:0], id: r.id, retry: r.retry}
+			*r = eventReader{r: c, max: c.t.limit, kept: c.t.kept.spares, buf: (*c.buf)[:0], id: r.id, retry: r.retry}
 			heard, err := c.readEvents()
 			*c.buf = r.buf
 			if c.done {
@@ -1467,6 +1467,7 @@ func (c *httpCall) openOld() (*url.URL, error) {
 type eventReader struct {
 	r     io.Reader
 	max   int
+	kept  *spares       // where longer buffers come from; may be nil
 	id    string        // the last event id, as of the last whole event
 	retry time.Duration // the server's word on reconnecting; -1 if none
 
@@ -1579,8 +1580,10 @@ func (r *eventReader) fill() error {
 		r.scanned -= r.pos - n
 		r.from, r.to, r.pos, r.end = 0, n, n, n+m
 		if size := min(max(4<<10, 2*(n+m)), r.max+eventSlack); size > len(r.buf) {
-			buf := slices.Grow(r.buf[:r.end], size-r.end)
-			r.buf = buf[:min(cap(buf), r.max+eventSlack)]
+			if size > cap(r.buf) {
+				r.buf = r.kept.grow(r.buf[:r.end], size)
+			}
+			r.buf = r.buf[:min(cap(r.buf), r.max+eventSlack)]
 		}
 	}
 	n, err := r.r.Read(r.buf[r.end:])

@@ -60,7 +60,7 @@ type StdioTransport struct {
 	cfg     Config
 	stderr  io.Writer
 	log     *slog.Logger
-	large   spares         // buffers for long lines
+	large   *spares        // buffers for long lines
 	slots   chan *exchange // one for each request in flight; nil until it is used
 	opening chan struct{}  // holds a token while a child is started or replaced
 	inbound *Inbound       // of the first Open; belongs to the token
