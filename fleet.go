@@ -646,7 +646,8 @@ func (c *Client) Request(ctx context.Context, method string, params, out any) er
 	return toolsOnly(c.cfg.Name, method)
 }
 
-// Resources lists the server's resources.
+// Resources lists the server's resources, all pages of them. Its errors, like
+// those of the next ones, are the errors of a call.
 func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
 	return readList[Resource](ctx, c, "resources")
 }
@@ -657,7 +658,7 @@ func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error
 	var out struct {
 		Contents []struct{ URI, MIMEType, Text, Blob string }
 	}
-	if err := c.Request(ctx, "resources/read", map[string]any{"uri": uri}, &out); err != nil {
+	if _, err := c.read(ctx, "resources/read", map[string]any{"uri": uri}, &out); err != nil {
 		return nil, err
 	}
 	blocks := make([]Content, len(out.Contents))
@@ -667,12 +668,12 @@ func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error
 	return blocks, nil
 }
 
-// Prompts lists the server's prompts.
+// Prompts lists the server's prompts, all pages of them.
 func (c *Client) Prompts(ctx context.Context) ([]Prompt, error) {
 	return readList[Prompt](ctx, c, "prompts")
 }
 
-// Prompt expands a prompt.
+// Prompt expands a prompt with these arguments, which may be nil.
 func (c *Client) Prompt(ctx context.Context, name string, args map[string]string) ([]PromptMessage, error) {
 	const method = "prompts/get"
 	params := map[string]any{"name": name}
@@ -685,7 +686,7 @@ func (c *Client) Prompt(ctx context.Context, name string, args map[string]string
 			Content json.RawMessage
 		}
 	}
-	if err := c.Request(ctx, method, params, &out); err != nil {
+	if _, err := c.read(ctx, method, params, &out); err != nil {
 		return nil, err
 	}
 	messages := make([]PromptMessage, len(out.Messages))
@@ -705,7 +706,7 @@ func (c *Client) Prompt(ctx context.Context, name string, args map[string]string
 func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, value string) ([]string, error) {
 	var out struct{ Completion struct{ Values []string } }
 	params := map[string]any{"ref": ref, "argument": map[string]any{"name": argument, "value": value}}
-	err := c.Request(ctx, "completion/complete", params, &out)
+	_, err := c.read(ctx, "completion/complete", params, &out)
 	return out.Completion.Values, err
 }
 
@@ -714,15 +715,15 @@ func readList[T any](ctx context.Context, c *Client, what string) (all []T, err 
 	method := what + "/list"
 	var params any
 	for p := (pager{limit: 2 * c.cfg.MaxMessageBytes}); ; {
-		var raw json.RawMessage
-		if err := c.Request(ctx, method, params, &raw); err != nil {
-			return nil, err
-		}
 		var page struct {
 			NextCursor *string `json:"nextCursor"`
 		}
+		raw, err := c.read(ctx, method, params, &page)
+		if err != nil {
+			return nil, err
+		}
 		var entries []T
-		if json.Unmarshal(raw, &page) != nil || json.Unmarshal(member(raw, what), &entries) != nil {
+		if json.Unmarshal(member(raw, what), &entries) != nil {
 			return nil, c.unreadable(method, ReasonProtocol, "the result is not a list", raw)
 		}
 		if reason, detail := p.next(page.NextCursor, len(raw)); detail != "" {
@@ -734,6 +735,21 @@ func readList[T any](ctx context.Context, c *Client, what string) (all []T, err 
 		}
 		params = map[string]any{"cursor": *page.NextCursor}
 	}
+}
+
+// read makes a request whose result has the shape of out. Its values are counted
+// first: as Go values, [{},{}] takes thirty times what it took on the wire.
+func (c *Client) read(ctx context.Context, method string, params, out any) (raw json.RawMessage, err error) {
+	if err = c.Request(ctx, method, params, &raw); err != nil {
+		return nil, err
+	}
+	switch _, err = decodeValue(raw); {
+	case err == errLimit:
+		return nil, c.unreadable(method, ReasonLimit, "the result has too many values", raw)
+	case err != nil || json.Unmarshal(raw, out) != nil:
+		return nil, c.unreadable(method, ReasonProtocol, "the result is not of the expected shape", raw)
+	}
+	return raw, nil
 }
 
 // unreadable is the failure of a request whose result cannot be used.

@@ -783,4 +783,23 @@ func TestResourcesAndPrompts(t *testing.T) {
 	if v, err := c.Complete(t.Context(), map[string]any{"type": "ref/prompt", "name": "p"}, "x", ""); err != nil || !slices.Equal(v, []string{"v"}) {
 		t.Errorf("Complete = %v, %v", v, err)
 	}
+
+	// A page of nothing much would take thirty times its length in memory.
+	for method, head := range map[string]string{
+		"resources/list": `{"resources":[{}`, "resources/read": `{"contents":[{}`, "prompts/list": `{"prompts":[{}`,
+		"prompts/get": `{"messages":[{}`, "completion/complete": `{"completion":{"values":[]},"x":[{}`,
+	} {
+		rt.Script(method, json.RawMessage(head+strings.Repeat(",{}", 1<<20)+"]}"))
+	}
+	for method, ask := range map[string]func() error{
+		"resources/list":      func() error { _, err := c.Resources(t.Context()); return err },
+		"resources/read":      func() error { _, err := c.ReadResource(t.Context(), "a"); return err },
+		"prompts/list":        func() error { _, err := c.Prompts(t.Context()); return err },
+		"prompts/get":         func() error { _, err := c.Prompt(t.Context(), "p", nil); return err },
+		"completion/complete": func() error { _, err := c.Complete(t.Context(), nil, "x", ""); return err },
+	} {
+		if err := ask(); !errors.Is(err, ReasonLimit) || !strings.Contains(err.Error(), method) {
+			t.Errorf("%s of a million values: %v", method, err)
+		}
+	}
 }
