@@ -36,6 +36,7 @@ const (
 	maxEntries  = 1 << 14  // messages of a batch, blocks of a result, tools of a list
 	valueBudget = 32 << 20 // bytes, about, that one decoded value may take
 	dataLimit   = 64 << 10 // bytes of an error's data that are kept
+	idLength    = 20       // bytes of an id of ours, in quotes
 	maxRepair   = 1 << 20  // bytes that a message may grow by where it is no UTF-8
 )
 
@@ -97,7 +98,7 @@ func intID(id []byte) (n int64, ok bool) {
 	if len(id) > 1 && id[0] == '"' && id[len(id)-1] == '"' {
 		id = id[1 : len(id)-1]
 	}
-	if len(id) == 0 || len(id) > 18 || id[0] == '0' && len(id) > 1 {
+	if len(id) == 0 || len(id) > idLength-2 || id[0] == '0' && len(id) > 1 {
 		return 0, false
 	}
 	for _, c := range id {
@@ -116,26 +117,25 @@ func intID(id []byte) (n int64, ok bool) {
 func cutAnswer(b []byte) (id int64, result []byte, ok bool) {
 	const head, then = `{"jsonrpc":"2.0","id":`, `,"result":`
 	const first, tail = `{"result":`, `,"jsonrpc":"2.0","id":`
-	b, ok = bytes.CutSuffix(b, []byte("}"))
-	if !ok {
+	if b, ok = bytes.CutSuffix(b, []byte("}")); !ok {
 		return 0, nil, false
 	}
 	var number []byte
 	if rest, found := bytes.CutPrefix(b, []byte(head)); found {
-		number, result, ok = bytes.Cut(rest[:min(len(rest), 20+len(then))], []byte(then))
-		result = rest[min(len(number)+len(then), len(rest)):]
-	} else if rest, found := bytes.CutPrefix(b, []byte(first)); found {
-		from := max(len(rest)-20-len(tail), 0)
-		i := bytes.LastIndex(rest[from:], []byte(tail))
-		if ok = i >= 0; ok {
-			result, number = rest[:from+i], rest[from+i+len(tail):]
+		near := rest[:min(len(rest), idLength+len(then))] // the result may be long
+		if number, _, ok = bytes.Cut(near, []byte(then)); ok {
+			result = rest[len(number)+len(then):]
 		}
-	} else {
+	} else if rest, ok = bytes.CutPrefix(b, []byte(first)); ok {
+		at := max(len(rest)-idLength-len(tail), 0)
+		if result, number, ok = bytes.Cut(rest[at:], []byte(tail)); ok {
+			result = rest[:at+len(result)]
+		}
+	}
+	if !ok {
 		return 0, nil, false
 	}
-	if ok {
-		id, ok = intID(number)
-	}
+	id, ok = intID(number)
 	return id, result, ok
 }
 
