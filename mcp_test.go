@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -168,14 +169,14 @@ func TestSlowDeathOfProbe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, rt := session(nil, Config{}, nil)
-		starts := 0
+		var starts atomic.Int32
 		rt.Script("server/discover", func(context.Context, json.RawMessage) (any, error) {
 			time.Sleep(5 * time.Second)
 			rt.Disconnect()
 			return nil, &TransportError{Reason: ReasonDisconnected, Sent: true}
 		})
 		rt.Script("initialize", func(ctx context.Context, _ json.RawMessage) (any, error) {
-			if starts++; starts == 1 {
+			if starts.Add(1) == 1 {
 				<-ctx.Done() // it never gets there
 			}
 			return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{}}`), nil
@@ -355,12 +356,12 @@ func TestReconnectOnce(t *testing.T) {
 func TestSubscribe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		streams := 0
+		var streams atomic.Int32
 		s, rt := session(map[string]any{
 			"server/discover": json.RawMessage(modernDiscover),
 			"tools/call":      json.RawMessage(`{"resultType":"complete","content":[]}`),
 			"subscriptions/listen": func(ctx context.Context, _ json.RawMessage) (any, error) {
-				switch streams++; streams {
+				switch streams.Add(1) {
 				case 1:
 					return nil, &RPCError{Code: -32601}
 				case 2:
@@ -370,13 +371,13 @@ func TestSubscribe(t *testing.T) {
 				return nil, ctx.Err()
 			},
 		}, Config{Protocol: version2026, Watch: true}, nil)
-		for _, want := range []int{1, 3} {
+		for _, want := range []int32{1, 3} {
 			if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); err != nil {
 				t.Fatalf("CallTool: %v", err)
 			}
 			time.Sleep(time.Hour)
-			if streams != want {
-				t.Errorf("the stream was asked for %d times, want %d", streams, want)
+			if n := streams.Load(); n != want {
+				t.Errorf("the stream was asked for %d times, want %d", n, want)
 			}
 			if missed := want > 1; s.stale() != missed { // what happened between two streams was not announced
 				t.Errorf("stale = %v, want %v", s.stale(), missed)
