@@ -21,8 +21,7 @@ import (
 // What is read is strict (RFC 8259) and may be hostile: every function here
 // takes any bytes, and bounds what it makes of them, so that the result of a
 // foreign transport needs no check before. The file is a leaf: it knows no
-// policy and no transport, only the plain data that it decodes, and the buffers in
-// which messages lie.
+// policy and no transport, only the plain data that it decodes, and buffers.
 
 var (
 	errSyntax = errors.New("not a JSON-RPC message")
@@ -31,13 +30,14 @@ var (
 )
 
 const (
-	wireDepth   = 512      // nesting of a message, read or written
-	valueDepth  = 128      // nesting of a value decoded for validation
-	maxEntries  = 1 << 14  // messages of a batch, blocks of a result, tools of a list
-	valueBudget = 32 << 20 // bytes, about, that one decoded value may take
-	dataLimit   = 64 << 10 // bytes of an error's data that are kept
-	idLength    = 20       // bytes of an id of ours, in quotes
-	maxRepair   = 1 << 20  // bytes that a message may grow by where it is no UTF-8
+	wireDepth     = 512      // nesting of a message, read or written
+	valueDepth    = 128      // nesting of a value decoded for validation
+	maxEntries    = 1 << 14  // messages of a batch, blocks of a result, tools of a list
+	valueBudget   = 32 << 20 // bytes, about, that one decoded value may take
+	dataLimit     = 64 << 10 // bytes of an error's data that are kept
+	idLength      = 20       // bytes of an id of ours, in quotes
+	maxRepair     = 1 << 20  // bytes that a message may grow by where it is no UTF-8
+	byteOrderMark = "\uFEFF" // some servers write one first, which RFC 8259 lets a reader ignore
 )
 
 // An envelope is one JSON-RPC message, cut into its members. The members lie in

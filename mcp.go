@@ -966,6 +966,9 @@ const (
 	handover  = 100 * time.Millisecond // for the last progress of a call
 )
 
+// farewell is how either side gives a request up (MCP 2025-11-25, cancellation).
+const farewell = "notifications/cancelled"
+
 // tooMany is the detail of an error about more than maxEntries of anything.
 const tooMany = "the result has more than 16,384 entries"
 

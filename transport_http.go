@@ -969,10 +969,6 @@ func (c *httpCall) readError(resp *http.Response) []byte {
 	return bytes.TrimPrefix(body, []byte(byteOrderMark))
 }
 
-// byteOrderMark may begin a text; some servers write one before their JSON, which
-// RFC 8259 lets a reader ignore.
-const byteOrderMark = "\uFEFF"
-
 // readJSON reads a reply that is one message, or a batch.
 func (c *httpCall) readJSON(resp *http.Response) error {
 	if err := c.readBody(resp.ContentLength); err != nil {
@@ -1232,8 +1228,6 @@ func (c *httpCall) openStream(lastID string) (*http.Response, error) {
 	}
 	return resp, nil
 }
-
-const farewell = "notifications/cancelled"
 
 // cancelRemote tells the server, after err, that nobody waits any more. Closing
 // the stream says so since 2026-07-28; before, it takes a notification.

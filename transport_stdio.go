@@ -847,7 +847,7 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 	case e.id != nil:
 		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
 	default:
-		if e.method == "notifications/cancelled" {
+		if e.method == farewell {
 			c.withdraw(member(e.params, "requestId"))
 		}
 		if c.in.Notify != nil {
@@ -1078,7 +1078,7 @@ func (c *child) cancel(method string, id int64, why Reason) {
 		return
 	}
 	params := `{"requestId":` + strconv.FormatInt(id, 10) + `,"reason":"` + string(why) + `"}`
-	line := frame(appendNotification(nil, "notifications/cancelled", []byte(params)))
+	line := frame(appendNotification(nil, farewell, []byte(params)))
 	c.write(context.Background(), &exchange{line: line, until: time.Now().Add(stdioCancel)})
 }
 
@@ -1177,7 +1177,7 @@ func (l *lineCutter) next() (line []byte, over, ok bool) {
 			l.dropped(bytes.TrimSpace(l.last))
 			return line[:l.max], true, true
 		default:
-			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\ufeff")))
+			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte(byteOrderMark)))
 			if len(line) > 0 {
 				return line, false, true
 			}
