@@ -708,6 +708,132 @@ type Inbound struct {
 	Request func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
+// An inbox has the requests of a server answered, in the order of arrival. What
+// is in it is bounded, in number and in bytes.
+type inbox struct {
+	answer func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+	limit  int // bytes of all that is in it, and of one answer
+
+	mu       sync.Mutex // guards the fields below
+	asked    []*asked   // those that are being answered, too
+	size     int        // bytes of them
+	handlers int        // goroutines
+	closed   bool
+	idle     chan struct{} // closed when it is closed, and no handler is left
+}
+
+// An asked is a request of the server.
+type asked struct {
+	envelope
+	ctx   context.Context // ends when it is withdrawn
+	stop  context.CancelFunc
+	send  func(ctx context.Context, answer []byte)
+	begun bool // a handler has it
+}
+
+const (
+	maxHandlers = 8  // requests of the server answered at a time
+	maxAsked    = 64 // and those that wait for that included
+)
+
+func newInbox(in Inbound, limit int) *inbox {
+	b := &inbox{answer: in.Request, limit: limit, idle: make(chan struct{})}
+	if b.answer == nil {
+		b.answer = func(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+			return nil, &RPCError{Code: -32601, Message: "method not found"}
+		}
+	}
+	return b
+}
+
+// take has a request answered, which it copies, and the answer sent; or it
+// reports that there is no room for it.
+func (b *inbox) take(e envelope, send func(ctx context.Context, answer []byte)) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || len(b.asked) >= maxAsked || b.size+e.size() > b.limit {
+		return false
+	}
+	a := &asked{envelope: envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)}, send: send}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	b.asked = append(b.asked, a)
+	b.size += e.size()
+	if b.handlers < maxHandlers {
+		b.handlers++
+		go b.handle() // ends when nothing waits; who closes the inbox waits for idle
+	}
+	return true
+}
+
+// withdraw ends the request of that id, which is then not answered; nil ends all.
+func (b *inbox) withdraw(id json.RawMessage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool {
+		if id != nil && string(a.id) != string(id) {
+			return false
+		}
+		a.stop()
+		if !a.begun { // else its handler takes it out
+			b.size -= a.size()
+		}
+		return !a.begun
+	})
+}
+
+// close ends all requests, and those to come.
+func (b *inbox) close() {
+	b.withdraw(nil)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed && b.handlers == 0 {
+		close(b.idle)
+	}
+	b.closed = true
+}
+
+// handle answers requests until none waits.
+func (b *inbox) handle() {
+	for a := b.next(nil); a != nil; a = b.next(a) {
+		result, err := b.answer(a.ctx, a.method, a.params)
+		if err == errNoAnswer || a.ctx.Err() != nil {
+			continue
+		}
+		internal := &RPCError{Code: -32603, Message: "internal error"}
+		var rpc *RPCError
+		if err != nil && !errors.As(err, &rpc) {
+			rpc = internal
+		}
+		answer := appendResponse(nil, a.id, result, rpc)
+		if len(answer) > b.limit {
+			answer = appendResponse(nil, a.id, nil, internal)
+		}
+		a.send(a.ctx, answer)
+	}
+}
+
+// next takes out the request that is done with, if any, and returns the next;
+// nil if there is none, and the handler ends.
+func (b *inbox) next(done *asked) *asked {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if done != nil {
+		done.stop()
+		b.size -= done.size()
+		b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool { return a == done })
+	}
+	for _, a := range b.asked {
+		if !a.begun {
+			a.begun = true
+			return a
+		}
+	}
+	if b.handlers--; b.closed && b.handlers == 0 {
+		close(b.idle)
+	}
+	return nil
+}
+
 // A Request is what a session asks a transport to carry. Fields may be added.
 type Request struct {
 	// Method is the JSON-RPC method.
@@ -732,9 +858,9 @@ type Request struct {
 	// (subscriptions/listen): no read stall applies.
 	Stream bool
 
-	// child, if not 0, is the child that the Version was agreed with: another
-	// one has not even been asked.
-	child int
+	// conn, if not 0, is the number of the connection on which the Version was
+	// agreed, as [numbersConnections] has it: nobody has been asked on another one.
+	conn int
 
 	// to, if not nil, is handed the result where it lies, in a buffer of a
 	// transport of ours, whose Call then returns none.
@@ -900,6 +1026,11 @@ type requester interface {
 	Request(ctx context.Context, method string, params, out any) error
 }
 
+// numbersConnections marks transports that number their connections from 1, and carry no
+// request on another connection than it was made for. A transport that others
+// have wrapped is not asked, so that its requests have no number.
+type numbersConnections interface{ connection() int }
+
 // listener is the optional interface of transports that can hold the server's
 // own stream open (the GET stream of the older revisions). It waits a moment
 // for the server to open it; Close ends it.
@@ -925,11 +1056,11 @@ type TransportSession struct {
 
 	kept buffers // for params
 
-	mu       sync.Mutex // guards the fields below
-	attempt  *attempt   // the connecting that is under way; nil if none
-	last     *link      // the latest agreement; outlives a doubt about the connection
-	due      bool       // the connection is a new one, on which nothing is agreed yet
-	version  string     // the revision to offer to a server that is known; "" if it is not
+	mu       sync.Mutex  // guards the fields below
+	attempt  *attempt    // the connecting that is under way; nil if none
+	agreed   *link       // the latest agreement, if it may hold; outlives a doubt about the connection
+	info     *ServerInfo // of the latest agreement, whether it holds or not
+	version  string      // the revision to offer to a server that is known; "" if it is not
 	renewed  func(context.Context)
 	progress map[string]func(Progress) // by progress token
 	queue    []delivery                // notifications on their way to the user
@@ -948,8 +1079,7 @@ type link struct {
 	version string
 	meta    []byte // the `_meta` members of every request, each with a comma behind it
 	info    *ServerInfo
-	number  int // 1 for the first connection of the session
-	child   int // see Request.child
+	conn    int // see Request.conn
 }
 
 // An attempt is one connecting, shared by all who wait for it.
@@ -1191,10 +1321,7 @@ func (s *TransportSession) serverInfo() *ServerInfo {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last != nil {
-		return s.last.info
-	}
-	return nil
+	return s.info
 }
 
 // malformed returns how many entries of the latest list were no tools.
@@ -1296,7 +1423,7 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		if *buf, err = s.appendParams(ctx, (*buf)[:0], l, d); err != nil {
 			return d.unfit()
 		}
-		d.req.Params, d.req.Version, d.req.child = *buf, l.version, l.child
+		d.req.Params, d.req.Version, d.req.conn = *buf, l.version, l.conn
 		if len(*buf) == len("{}") {
 			d.req.Params = nil
 		}
@@ -1383,7 +1510,7 @@ func (s *TransportSession) lost(l *link, err error) bool {
 		// The server has changed under us (MCP 2026-07-28, versioning).
 		if v := mutual(re.Data, "supported"); v != "" && v != version2026 {
 			s.mu.Lock()
-			s.version, s.last = v, nil
+			s.version, s.agreed = v, nil
 			s.mu.Unlock()
 			s.link.CompareAndSwap(l, nil)
 			return true
@@ -1574,7 +1701,7 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 		a.link, a.err = l, err
 		s.attempt = nil
 		if err == nil {
-			s.last, s.due = l, false
+			s.agreed, s.info = l, l.info
 			s.link.Store(l) // if the hook has lost it, the next operation finds that out
 		}
 		s.mu.Unlock()
@@ -1621,12 +1748,18 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	if err != nil {
 		return nil, false, err
 	}
+	conn := 0
+	if t, ok := s.t.(numbersConnections); ok {
+		conn = t.connection()
+	}
 	s.mu.Lock()
-	s.due = s.due || fresh // a handshake that failed is still due
-	due, last, version := s.due, s.last, s.version
+	if fresh {
+		s.agreed = nil // and if the handshake fails, it stays due
+	}
+	l, version, again := s.agreed, s.version, s.info != nil
 	s.mu.Unlock()
-	if last != nil && !due && last.child == s.child() {
-		return last, false, nil
+	if l != nil && l.conn == conn {
+		return l, false, nil
 	}
 	if s.cfg.Protocol != "auto" {
 		version = s.cfg.Protocol
@@ -1647,23 +1780,12 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		}
 		return nil, false, err
 	}
-	l = &link{version: info.Protocol, info: info, number: 1, child: s.child()}
-	if last != nil {
-		l.number = last.number + 1
-	}
+	l = &link{version: info.Protocol, info: info, conn: conn}
 	if l.version == version2026 {
 		l.meta = s.modernMeta()
 	}
 	s.watch(ctx, l)
-	return l, last != nil, nil
-}
-
-// child returns the number of the transport's child, 0 if it has none.
-func (s *TransportSession) child() int {
-	if t, ok := s.t.(interface{ present() int }); ok {
-		return t.present()
-	}
-	return 0
+	return l, again, nil
 }
 
 // A heard is what a request made on another goroutine came to.

@@ -36,8 +36,6 @@ import (
 const (
 	connectTries   = 3                     // for what was provably not sent
 	resumeTries    = 5                     // in a row, without an event
-	serverRequests = 8                     // of the server's, answered at once
-	waitingMax     = 64                    // of the server's, those that wait included
 	errorBodyBytes = 64 << 10              // read of a reply that is an error anyway
 	errorBodyWait  = time.Second           // for such a body: the status is known already
 	drainReads     = 16                    // after the answer, for the connection's sake
@@ -70,7 +68,6 @@ type HTTPTransport struct {
 	getHead   http.Header // of every GET
 	limit     int         // bytes of one message
 	slots     chan struct{}
-	answering chan struct{} // slots of the server's requests
 	farewells chan struct{} // slots of the cancellations under way
 	kept      buffers       // for replies, and for long requests
 	lastID    atomic.Int64
@@ -81,17 +78,15 @@ type HTTPTransport struct {
 
 	mu        sync.Mutex // guards the fields below
 	in        Inbound
-	opened    bool   // Open has reported the present connection
-	lost      bool   // the session is gone, and not initialized again yet
+	inbox     *inbox
+	number    int    // of the connection; 0 before the first Open
+	opened    bool   // Open has reported it, and it is not lost
 	closed    bool   // nothing begins any more
 	session   string // Mcp-Session-Id: a secret
-	gen       uint64 // counts sessions, so that a late 404 hits no later one
 	version   string // the revision last spoken, for DELETE
 	old       *oldStream
 	listening *httpCall
 	calls     map[*httpCall]struct{} // whatever is under way
-	serving   map[string]*httpCall   // requests of the server, by id
-	servingN  int                    // bytes of them
 }
 
 var (
@@ -110,11 +105,10 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	t := &HTTPTransport{
 		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
 		kept:      buffers{spares: newSpares()},
-		answering: make(chan struct{}, serverRequests),
-		farewells: make(chan struct{}, serverRequests),
+		farewells: make(chan struct{}, maxHandlers),
+		inbox:     newInbox(Inbound{}, cfg.MaxMessageBytes),
 		idle:      make(chan struct{}),
 		calls:     make(map[*httpCall]struct{}),
-		serving:   make(map[string]*httpCall),
 		getHead:   make(http.Header),
 	}
 	if t.rand = o.Rand; t.rand == nil {
@@ -164,7 +158,7 @@ func ownHTTPTransport(slots int) *http.Transport {
 	if slots <= 0 {
 		slots = math.MaxInt16
 	}
-	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
+	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+maxHandlers
 	tr.IdleConnTimeout = idleWait
 	if tr.MaxResponseHeaderBytes == 0 {
 		tr.MaxResponseHeaderBytes = headerBytes // net/http's own 10 MiB, in short headers, take 50 in memory
@@ -198,11 +192,20 @@ func (t *HTTPTransport) Open(ctx context.Context, in Inbound) (fresh bool, err e
 		}
 		return false, e
 	}
-	if t.in.Notify == nil && t.in.Request == nil {
-		t.in = in
+	if t.number == 0 {
+		t.in, t.inbox = in, newInbox(in, t.limit)
 	}
-	fresh, t.opened = !t.opened, true
+	if fresh = !t.opened; fresh {
+		t.number, t.opened = t.number+1, true
+	}
 	return fresh, nil
+}
+
+// connection returns the number of the present connection.
+func (t *HTTPTransport) connection() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.number
 }
 
 // Call sends a request as a POST and reads the reply until the answer.
@@ -256,6 +259,7 @@ func (t *HTTPTransport) Close() error {
 			close(t.idle)
 		}
 		t.mu.Unlock()
+		t.inbox.close()
 		if bye != nil {
 			if bye.session != "" {
 				if resp, err := bye.do(http.MethodDelete, t.url, bye.header(t.getHead), nil); err == nil {
@@ -264,11 +268,13 @@ func (t *HTTPTransport) Close() error {
 			}
 			bye.end()
 		}
-		timer := time.NewTimer(time.Until(until))
-		defer timer.Stop()
-		select {
-		case <-t.idle:
-		case <-timer.C: // a callback waits for us, or ignores its context
+		ctx, cancel := context.WithDeadline(context.Background(), until)
+		defer cancel()
+		for _, idle := range []chan struct{}{t.inbox.idle, t.idle} {
+			select {
+			case <-idle:
+			case <-ctx.Done(): // a callback waits for us, or ignores its context
+			}
 		}
 		if t.own != nil {
 			t.own.CloseIdleConnections()
@@ -318,15 +324,14 @@ func (t *HTTPTransport) listen(ctx context.Context, version string) {
 	}
 }
 
-// forget drops the session of generation gen, unless a later one has replaced
+// forget drops the session that c was made in, unless a later one has replaced
 // it, and ends the stream that listens to it.
-func (t *HTTPTransport) forget(gen uint64) {
+func (t *HTTPTransport) forget(c *httpCall) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if gen != t.gen || t.session == "" {
+	if c.number != t.number || c.session != t.session {
 		return
 	}
-	t.gen++
 	t.session = ""
 	t.loseLocked()
 	if t.listening != nil {
@@ -338,19 +343,15 @@ func (t *HTTPTransport) forget(gen uint64) {
 // loseLocked notes that there is no session any more, and ends what the server
 // asked in it: the next one may ask under the same ids. It is called with t.mu held.
 func (t *HTTPTransport) loseLocked() {
-	t.opened, t.lost = false, true
-	for _, c := range t.serving {
-		c.cancel(endLost)
-	}
-	clear(t.serving)
+	t.opened = false
+	t.inbox.withdraw(nil)
 }
 
 // adopt begins the session that an answer to initialize came with.
 func (t *HTTPTransport) adopt(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.gen++
-	t.session, t.lost = id, false
+	t.session = id
 }
 
 // draw returns a random duration in [0, n].
@@ -375,7 +376,7 @@ type httpCall struct {
 	req     *Request
 	id      int64
 	session string // the session id that its requests carry
-	gen     uint64 // the generation of that id
+	number  int    // of the connection that it is tied to
 	old     *oldStream
 	slot    bool
 	caller  context.Context
@@ -446,15 +447,15 @@ func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*ht
 	c.old = t.old
 	switch {
 	case c.modern() || req.Method == "initialize":
-	case t.lost && req.Version != "":
-		// Between two sessions it would be refused for the lack of an id; this
-		// way its caller knows that it was not run.
+	case req.Version != "" && (!t.opened || req.conn != 0 && req.conn != t.number):
+		// Nothing is agreed with the server, or something else: this way the
+		// caller knows that it was not run.
 		c.cancel(endLost)
 	default:
 		if req.Version != "" {
 			t.version = req.Version
 		}
-		c.session, c.gen = t.session, t.gen
+		c.session, c.number = t.session, t.number
 	}
 	t.mu.Unlock()
 	if c.ctx.Err() != nil {
@@ -937,7 +938,7 @@ func (c *httpCall) refused(resp *http.Response) error {
 		e.Status == http.StatusBadRequest && rpc != nil && (!ours || nullID(env.id)) && rpc.Code <= -32000 && rpc.Code >= -32019
 	switch {
 	case c.session != "" && lost && c.method == http.MethodPost: // many have no GET at all, and say so with 404
-		c.t.forget(c.gen)
+		c.t.forget(c)
 		e.Reason, e.Sent, e.Detail = ReasonDisconnected, false, "session lost"
 	case rpc != nil && ours:
 		rpc.Origin, rpc.Status = e.Origin, e.Status
@@ -1046,9 +1047,7 @@ func (c *httpCall) dispatch(b []byte) error {
 	case env.id == nil:
 		c.t.notified(env.method, bytes.Clone(env.params))
 	case !nullID(env.id):
-		c.t.requested(string(env.id), &Request{
-			Method: env.method, Params: bytes.Clone(env.params), Version: c.req.Version, Stream: true,
-		})
+		c.t.inbox.take(env, c.answering(env.method))
 	}
 	return nil
 }
@@ -1243,7 +1242,7 @@ func (c *httpCall) cancelRemote(err error) {
 		return // so many at once: the server does not listen anyway
 	}
 	bye, berr := c.t.begin(context.Background(), &Request{
-		Method: farewell, Version: c.req.Version, Deadline: time.Now().Add(farewellWait),
+		Method: farewell, Version: c.req.Version, conn: c.number, Deadline: time.Now().Add(farewellWait),
 	}, false)
 	go func() { // ends by its deadline; Close waits for it
 		if berr == nil {
@@ -1259,67 +1258,25 @@ func (c *httpCall) cancelRemote(err error) {
 // server's that it cancels.
 func (t *HTTPTransport) notified(method string, params json.RawMessage) {
 	if method == farewell {
-		t.mu.Lock()
-		if c := t.serving[string(member(params, "requestId"))]; c != nil {
-			c.cancel(nil)
+		if id := member(params, "requestId"); id != nil {
+			t.inbox.withdraw(id)
 		}
-		t.mu.Unlock()
 	}
 	if t.in.Notify != nil {
 		t.in.Notify(method, params)
 	}
 }
 
-// requested has a request of the server's answered, without making its stream
-// wait. Beyond what is worth keeping, requests are dropped.
-func (t *HTTPTransport) requested(id string, req *Request) {
-	c, err := t.begin(context.Background(), req, false)
-	if err != nil {
-		return
-	}
-	size := len(id) + len(req.Method) + len(req.Params)
-	t.mu.Lock()
-	full := t.serving[id] != nil || len(t.serving) >= waitingMax || t.servingN+size > t.limit
-	if !full {
-		t.serving[id] = c
-		t.servingN += size
-	}
-	t.mu.Unlock()
-	if full || t.in.Request == nil {
-		c.end()
-		return
-	}
-	go func() { // ended by Close, which waits for it
-		select {
-		case t.answering <- struct{}{}:
-			c.reply(id)
-			<-t.answering
-		case <-c.ctx.Done():
+// answering returns how an answer is posted to a request that the server made in
+// a reply to c: in the same session, or not at all.
+func (c *httpCall) answering(method string) func(context.Context, []byte) {
+	t, req := c.t, Request{Method: method, Version: c.req.Version, conn: c.number}
+	return func(ctx context.Context, answer []byte) {
+		req.Deadline = time.Now().Add(replyWait)
+		if p, err := t.begin(ctx, &req, false); err == nil {
+			_ = p.send(answer)
+			p.end()
 		}
-		t.mu.Lock()
-		if t.serving[id] == c {
-			delete(t.serving, id)
-		}
-		t.servingN -= size
-		t.mu.Unlock()
-		c.end()
-	}()
-}
-
-// reply answers a request of the server's with a POST, unless it is withdrawn.
-func (c *httpCall) reply(id string) {
-	result, err := c.t.in.Request(c.ctx, c.req.Method, c.req.Params)
-	if err == error(errNoAnswer) || c.ctx.Err() != nil {
-		return
-	}
-	var rpc *RPCError
-	if err != nil && !errors.As(err, &rpc) || len(result) > c.t.limit-64-len(id) { // what is around it
-		rpc = &RPCError{Code: -32603, Message: "internal error"}
-	}
-	p, err := c.t.begin(c.ctx, &Request{Method: c.req.Method, Version: c.req.Version, Deadline: time.Now().Add(replyWait)}, false)
-	if err == nil {
-		_ = p.send(appendResponse(nil, json.RawMessage(id), result, rpc))
-		p.end()
 	}
 }
 

@@ -92,7 +92,7 @@ func newHTTPTo(t *testing.T, endpoint string, change ...func(*Config, *Options))
 }
 
 // inbound replaces the Inbound of a transport that newHTTPTest has opened.
-func inbound(tr *HTTPTransport, in Inbound) { tr.in = in }
+func inbound(tr *HTTPTransport, in Inbound) { tr.in, tr.inbox = in, newInbox(in, tr.limit) }
 
 func toolCall(version string) *Request {
 	return &Request{Method: "tools/call", Version: version, Name: "echo", Params: json.RawMessage(`{"name":"echo"}`)}
@@ -101,6 +101,9 @@ func toolCall(version string) *Request {
 // initialize makes a session on tr.
 func initialize(t *testing.T, tr *HTTPTransport) {
 	t.Helper()
+	if _, err := tr.Open(t.Context(), Inbound{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := tr.Call(t.Context(), &Request{Method: "initialize"}); err != nil {
 		t.Fatal(err)
 	}
@@ -1520,11 +1523,11 @@ func TestHTTPServerRequestFlood(t *testing.T) {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if all.Load() != serverRequests || len(tr.serving) != waitingMax {
-			t.Errorf("%d handlers, %d requests kept", all.Load(), len(tr.serving))
+		if all.Load() != maxHandlers || len(tr.inbox.asked) != maxAsked {
+			t.Errorf("%d handlers, %d requests kept", all.Load(), len(tr.inbox.asked))
 		}
 		_ = tr.Close()
-		if now.Load() != 0 || most.Load() > serverRequests {
+		if now.Load() != 0 || most.Load() > maxHandlers {
 			t.Errorf("%d handlers left, %d at once", now.Load(), most.Load())
 		}
 	})

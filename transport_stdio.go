@@ -22,7 +22,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,21 +30,20 @@ import (
 )
 
 const (
-	stdioGrace    = 500 * time.Millisecond // Close: from the end of stdin to TERM
-	stdioLimit    = 5 * time.Second        // from the end of stdin to KILL
-	stdioParting  = 200 * time.Millisecond // between the end of stdout and the child's own end
-	stdioLinger   = 100 * time.Millisecond // for what a dead child has left in its pipes
-	stdioSweep    = 500 * time.Millisecond // for the killed to be gone; an init that reaps nothing keeps them
-	stdioPulse    = 100 * time.Millisecond // until a call begins to wait for the process too
-	stdioSlice    = 50 * time.Millisecond  // a blocked write looks at its context this often
-	stdioCancel   = 50 * time.Millisecond  // for telling the server that a call was given up
-	stdioAnswer   = 5 * time.Second        // for writing the answer to a request of the server
-	stdioHandlers = 8                      // requests of the server answered at a time
-	stdioQueue    = 64                     // requests of the server that wait for that
-	tailLines     = 50                     // of stderr that are kept,
-	tailLine      = 1 << 10                // and bytes of each
-	smallLine     = 4 << 10                // lines up to here are copied; longer ones change hands
-	lineRest      = 64                     // bytes at the end of a line over the limit that are looked at
+	stdioGrace   = 500 * time.Millisecond // Close: from the end of stdin to TERM
+	stdioLimit   = 5 * time.Second        // from the end of stdin to KILL
+	stdioParting = 200 * time.Millisecond // between the end of stdout and the child's own end
+	stdioLinger  = 100 * time.Millisecond // for what a dead child has left in its pipes
+	stdioSweep   = 500 * time.Millisecond // for the killed to be gone; an init that reaps nothing keeps them
+	stdioPulse   = 100 * time.Millisecond // until a call begins to wait for the process too
+	stdioSlice   = 50 * time.Millisecond  // a blocked write looks at its context this often
+	stdioCancel  = 50 * time.Millisecond  // for telling the server that a call was given up
+	stdioAnswer  = 5 * time.Second        // for writing the answer to a request of the server
+	stdioQueue   = 64                     // lines of stderr on their way to Options.Stderr
+	tailLines    = 50                     // of stderr that are kept,
+	tailLine     = 1 << 10                // and bytes of each
+	smallLine    = 4 << 10                // lines up to here are copied; longer ones change hands
+	lineRest     = 64                     // bytes at the end of a line over the limit that are looked at
 )
 
 // StdioTransport carries requests to a child process over its stdin and stdout.
@@ -164,7 +162,7 @@ func (t *StdioTransport) Call(ctx context.Context, req *Request) (json.RawMessag
 	}
 	defer t.leave(x)
 	c := t.child.Load()
-	if c == nil || req.child != 0 && req.child != c.number {
+	if c == nil || req.conn != 0 && req.conn != c.number {
 		return nil, t.fault(ctx, req.Method, ReasonDisconnected, false, "not connected")
 	}
 	x.id, x.until = t.lastID.Add(1), until
@@ -232,8 +230,8 @@ func (t *StdioTransport) Notify(ctx context.Context, req *Request) error {
 	return t.fault(ctx, req.Method, why, sent, "the server does not read")
 }
 
-// present returns the number of the child that there is.
-func (t *StdioTransport) present() int { return t.child.Load().number }
+// connection returns the number of the child that there is.
+func (t *StdioTransport) connection() int { return t.child.Load().number }
 
 // abandon ends a child that no session could be agreed with, so that nothing of
 // it is left although nobody has called Close. The next Open starts another.
@@ -426,6 +424,7 @@ type child struct {
 	t              *StdioTransport
 	number         int // from 1
 	in             Inbound
+	inbox          *inbox
 	proc           *os.Process
 	tree           tree
 	stdin          io.WriteCloser
@@ -434,28 +433,23 @@ type child struct {
 	stdout, stderr io.ReadCloser
 	lines          lineCutter // the reader's
 	tail           tail
-	turn           chan struct{}      // holds a token while a message is written
-	stop           context.CancelFunc // ends the handlers of the server's requests
-	state          *os.ProcessState   // set before exit is closed, or after that by bury
+	turn           chan struct{}    // holds a token while a message is written
+	state          *os.ProcessState // set before exit is closed, or after that by bury
 	// Closed when the process has ended; the reader; the drain; the copying to
-	// Options.Stderr; no handler runs any more; nothing of the child is left.
-	exit, heard, drained, copied, idle, done chan struct{}
+	// Options.Stderr; nothing of the child is left.
+	exit, heard, drained, copied, done chan struct{}
 
-	mu       sync.Mutex          // guards the fields below
-	table    map[int64]*exchange // requests that wait for their replies
-	timer    *time.Timer         // calls sweep; nil until it is used
-	wake     time.Time           // when it does; zero if it does not
-	queue    []envelope          // requests of the server that wait for a handler
-	serving  map[string]func()   // withdraws those that a handler has, by id
-	queued   int                 // bytes in queue and in the hands of handlers
-	handlers int
-	watched  bool   // the process is being waited for
-	ending   bool   // bury runs, or has run
-	dead     bool   // nothing is registered any more
-	detail   string // why it is dead
-	raw      []byte // its last words
-	code     int
-	reaped   bool // code is valid
+	mu      sync.Mutex          // guards the fields below
+	table   map[int64]*exchange // requests that wait for their replies
+	timer   *time.Timer         // calls sweep; nil until it is used
+	wake    time.Time           // when it does; zero if it does not
+	watched bool                // the process is being waited for
+	ending  bool                // bury runs, or has run
+	dead    bool                // nothing is registered any more
+	detail  string              // why it is dead
+	raw     []byte              // its last words
+	code    int
+	reaped  bool // code is valid
 }
 
 // spawn starts a child.
@@ -476,11 +470,11 @@ func (t *StdioTransport) spawn() error {
 	}
 	t.starts++
 	c := &child{
-		t: t, number: t.starts, in: *t.inbound, table: make(map[int64]*exchange), serving: make(map[string]func()),
+		t: t, number: t.starts, in: *t.inbound, inbox: newInbox(*t.inbound, t.cfg.MaxMessageBytes), table: make(map[int64]*exchange),
 		lines: lineCutter{max: t.cfg.MaxMessageBytes, grab: t.grab, give: t.large.give}, turn: make(chan struct{}, 1),
 	}
 	c.lines.dropped = c.dropped
-	for _, ch := range []*chan struct{}{&c.exit, &c.heard, &c.drained, &c.copied, &c.idle, &c.done} {
+	for _, ch := range []*chan struct{}{&c.exit, &c.heard, &c.drained, &c.copied, &c.done} {
 		*ch = make(chan struct{})
 	}
 	var errs [3]error
@@ -499,10 +493,8 @@ func (t *StdioTransport) spawn() error {
 	}
 	c.proc = cmd.Process
 	c.tree.adopt(c.proc)
-	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
 	t.child.Store(c)
-	go c.read(ctx)       // both end with their pipe, at the latest when bury
+	go c.read()          // both end with their pipe, at the latest when bury
 	go c.drain(t.stderr) // closes it, and bury waits for them
 	return nil
 }
@@ -624,11 +616,7 @@ func (c *child) fail(detail string) {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	c.queue = nil
-	c.stop()
-	if c.handlers == 0 {
-		close(c.idle)
-	}
+	c.inbox.close()
 }
 
 // lost returns the error of a request that the child's death has ended.
@@ -699,7 +687,7 @@ func (c *child) bury(grace time.Duration) {
 		c.t.log.Debug("mcp: child ended", "server", c.t.cfg.Name, "status", detail,
 			"skipped", c.t.skipped.Load(), "late", c.t.late.Load())
 	}
-	within(c.idle, stdioLinger)
+	within(c.inbox.idle, stdioLinger)
 	within(c.copied, stdioLinger)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -735,8 +723,8 @@ func (c *child) drain(w io.Writer) {
 	}
 }
 
-// read is the reader. ctx is for the handlers of the server's requests.
-func (c *child) read(ctx context.Context) {
+// read is the reader.
+func (c *child) read() {
 	defer close(c.heard)
 	d, _ := c.stdout.(interface{ SetReadDeadline(time.Time) error })
 	stalled, armed := false, false
@@ -746,7 +734,7 @@ func (c *child) read(ctx context.Context) {
 			if !ok {
 				break
 			}
-			c.take(ctx, line, over)
+			c.take(line, over)
 		}
 		if mid := len(c.lines.rest()) > 0 && !stalled && c.t.cfg.ReadTimeout > 0; d != nil && (mid || armed) {
 			var until time.Time
@@ -762,7 +750,7 @@ func (c *child) read(ctx context.Context) {
 			c.stall()
 		} else if err != nil {
 			if last := bytes.TrimSpace(c.lines.rest()); isValue(last) { // it lacks no more than its newline
-				c.take(ctx, last, false)
+				c.take(last, false)
 			}
 			c.end(stdioParting, "")
 			return
@@ -771,7 +759,7 @@ func (c *child) read(ctx context.Context) {
 }
 
 // take takes one line.
-func (c *child) take(ctx context.Context, line []byte, over bool) {
+func (c *child) take(line []byte, over bool) {
 	switch {
 	case over:
 		if id, ok := peekID(line); !ok {
@@ -786,10 +774,10 @@ func (c *child) take(ctx context.Context, line []byte, over bool) {
 			return
 		}
 		for _, e := range elems {
-			c.message(ctx, e, false)
+			c.message(e, false)
 		}
 	default:
-		c.message(ctx, line, true)
+		c.message(line, true)
 	}
 }
 
@@ -812,7 +800,7 @@ func (c *child) dropped(end []byte) {
 
 // message takes one message: a whole line as the cutter returned it, or a part
 // of one.
-func (c *child) message(ctx context.Context, b []byte, whole bool) {
+func (c *child) message(b []byte, whole bool) {
 	id, _, answer := cutAnswer(b)
 	if !answer {
 		id, answer = peekID(b)
@@ -845,10 +833,14 @@ func (c *child) message(ctx context.Context, b []byte, whole bool) {
 	case e.method == "" || null:
 		c.t.skipped.Add(1)
 	case e.id != nil:
-		c.enqueue(ctx, envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)})
+		if !c.inbox.take(e, c.answer) {
+			c.t.skipped.Add(1)
+		}
 	default:
 		if e.method == farewell {
-			c.withdraw(member(e.params, "requestId"))
+			if id := member(e.params, "requestId"); id != nil {
+				c.inbox.withdraw(id)
+			}
 		}
 		if c.in.Notify != nil {
 			c.in.Notify(e.method, bytes.Clone(e.params))
@@ -891,76 +883,9 @@ func (c *child) stall() {
 	}
 }
 
-// enqueue has a request of the server answered, unless too many wait for that.
-func (c *child) enqueue(ctx context.Context, e envelope) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dead || len(c.queue) >= stdioQueue || c.queued+e.size() > c.t.cfg.MaxMessageBytes {
-		c.t.skipped.Add(1)
-		return
-	}
-	c.queue = append(c.queue, e)
-	c.queued += e.size()
-	if c.handlers < stdioHandlers {
-		c.handlers++
-		go c.handle(ctx) // ends with the queue; bury waits for idle
-	}
-}
-
-// withdraw ends a request of the server that the server has cancelled.
-func (c *child) withdraw(id json.RawMessage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if stop := c.serving[string(id)]; stop != nil {
-		stop()
-	}
-	c.queue = slices.DeleteFunc(c.queue, func(e envelope) bool {
-		if string(e.id) != string(id) {
-			return false
-		}
-		c.queued -= e.size()
-		return true
-	})
-}
-
-// handle answers requests of the server until none waits.
-func (c *child) handle(ctx context.Context) {
-	var e envelope // the request in hand
-	for {
-		c.mu.Lock()
-		c.queued -= e.size()
-		delete(c.serving, string(e.id))
-		if len(c.queue) == 0 {
-			c.handlers--
-			if c.dead && c.handlers == 0 {
-				close(c.idle)
-			}
-			c.mu.Unlock()
-			return
-		}
-		e = c.queue[0]
-		c.queue = slices.Delete(c.queue, 0, 1)
-		own, stop := context.WithCancel(ctx)
-		c.serving[string(e.id)] = stop
-		c.mu.Unlock()
-
-		var result json.RawMessage
-		err := error(&RPCError{Code: -32601, Message: "method not found"})
-		if c.in.Request != nil {
-			result, err = c.in.Request(own, e.method, e.params)
-		}
-		withdrawn := own.Err() != nil
-		stop()
-		if err == errNoAnswer || withdrawn {
-			continue
-		}
-		var rpc *RPCError
-		if err != nil && !errors.As(err, &rpc) || len(result) > c.t.cfg.MaxMessageBytes {
-			rpc = &RPCError{Code: -32603, Message: "internal error"}
-		}
-		line := frame(appendResponse(nil, e.id, result, rpc))
-		c.write(ctx, &exchange{line: line, until: time.Now().Add(stdioAnswer)})
-	}
+// answer sends the answer to a request of the server.
+func (c *child) answer(ctx context.Context, msg []byte) {
+	c.write(ctx, &exchange{line: frame(msg), until: time.Now().Add(stdioAnswer)})
 }
 
 // write writes x.line when its turn comes, and until its time is up. Sent

@@ -713,12 +713,12 @@ func wantGone(t *testing.T, pids ...int) {
 // hands yet: a call that was ready to go when the child died is not sent.
 func TestStdioNextChild(t *testing.T) {
 	tr := openStdio(t, stdioConfig(t), nil, Inbound{})
-	first := tr.present()
+	first := tr.connection()
 	do(t, tr, "exit", order{})
 	if fresh, err := tr.Open(t.Context(), Inbound{}); err != nil || !fresh {
 		t.Fatalf("Open() = %v, %v want true, nil", fresh, err)
 	}
-	_, err := tr.Call(t.Context(), &Request{Method: "never", Version: version2511, child: first})
+	_, err := tr.Call(t.Context(), &Request{Method: "never", Version: version2511, conn: first})
 	wantChildFault(t, err, ReasonDisconnected, false)
 	if got, err := do(t, tr, "seen", order{}); err != nil || len(got.List) != 1 {
 		t.Errorf("the next child saw %q, %v", got.List, err)
@@ -732,7 +732,7 @@ func TestStdioNextChild(t *testing.T) {
 	one, other := NewSession(shared, cfg, nil), NewSession(shared, cfg, nil)
 	for range 2 {
 		for _, s := range []*TransportSession{one, other} {
-			if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || s.link.Load().child != shared.present() {
+			if res, err := s.CallTool(t.Context(), &Call{Tool: "t"}); err != nil || s.link.Load().conn != shared.connection() {
 				t.Errorf("CallTool() = %v, %v", res, err)
 			}
 		}
@@ -1112,19 +1112,19 @@ func TestStdioServerRequests(t *testing.T) {
 	}
 	// A burst is answered, as far as it is not absurd.
 	skipped := tr.Skipped()
-	if _, err := do(t, tr, "ask", order{Text: "ping", N: stdioQueue}); err != nil {
+	if _, err := do(t, tr, "ask", order{Text: "ping", N: maxAsked}); err != nil {
 		t.Fatal(err)
 	}
 	tr.waitIdle()
 	if n := tr.Skipped() - skipped; n != 0 {
-		t.Errorf("%d of %d requests were dropped", n, stdioQueue)
+		t.Errorf("%d of %d requests were dropped", n, maxAsked)
 	}
 	// What the server cancels is given up, and not answered.
 	var text strings.Builder
-	for i := range stdioHandlers + 4 {
+	for i := range maxHandlers + 4 {
 		fmt.Fprintf(&text, `{"jsonrpc":"2.0","id":"w%d","method":"hang"}`+"\n", i)
 	}
-	for i := range stdioHandlers + 4 {
+	for i := range maxHandlers + 4 {
 		fmt.Fprintf(&text, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w%d"}}`+"\n", i)
 	}
 	if _, err := do(t, tr, "raw", order{Text: text.String() + `{"jsonrpc":"2.0","id":{{id}},"result":{}}` + "\n"}); err != nil {
@@ -1140,11 +1140,11 @@ func TestStdioServerRequests(t *testing.T) {
 	}
 	mustEcho(t, tr)
 	mu.Lock()
-	if most > stdioHandlers {
-		t.Errorf("%d handlers at a time want at most %d", most, stdioHandlers)
+	if most > maxHandlers {
+		t.Errorf("%d handlers at a time want at most %d", most, maxHandlers)
 	}
 	mu.Unlock()
-	if n := tr.Skipped() - skipped; n < 1000-stdioHandlers-stdioQueue {
+	if n := tr.Skipped() - skipped; n < 1000-maxAsked {
 		t.Errorf("%d requests dropped, the rest is held in memory", n)
 	}
 	if err := tr.Close(); err != nil {
@@ -1159,10 +1159,10 @@ func TestStdioServerRequests(t *testing.T) {
 
 // waitIdle waits until no request of the server is being answered.
 func (t *StdioTransport) waitIdle() {
-	for c := t.child.Load(); ; time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		n := c.handlers
-		c.mu.Unlock()
+	for b := t.child.Load().inbox; ; time.Sleep(time.Millisecond) {
+		b.mu.Lock()
+		n := b.handlers
+		b.mu.Unlock()
 		if n == 0 {
 			return
 		}
