@@ -708,132 +708,6 @@ type Inbound struct {
 	Request func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-// An inbox has the requests of a server answered, in the order of arrival. What
-// is in it is bounded, in number and in bytes.
-type inbox struct {
-	answer func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
-	limit  int // bytes of all that is in it, and of one answer
-
-	mu       sync.Mutex // guards the fields below
-	asked    []*asked   // those that are being answered, too
-	size     int        // bytes of them
-	handlers int        // goroutines
-	closed   bool
-	idle     chan struct{} // closed when it is closed, and no handler is left
-}
-
-// An asked is a request of the server.
-type asked struct {
-	envelope
-	ctx   context.Context // ends when it is withdrawn
-	stop  context.CancelFunc
-	send  func(ctx context.Context, answer []byte)
-	begun bool // a handler has it
-}
-
-const (
-	maxHandlers = 8  // requests of the server answered at a time
-	maxAsked    = 64 // and those that wait for that included
-)
-
-func newInbox(in Inbound, limit int) *inbox {
-	b := &inbox{answer: in.Request, limit: limit, idle: make(chan struct{})}
-	if b.answer == nil {
-		b.answer = func(context.Context, string, json.RawMessage) (json.RawMessage, error) {
-			return nil, &RPCError{Code: -32601, Message: "method not found"}
-		}
-	}
-	return b
-}
-
-// take has a request answered, which it copies, and the answer sent; or it
-// reports that there is no room for it.
-func (b *inbox) take(e envelope, send func(ctx context.Context, answer []byte)) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed || len(b.asked) >= maxAsked || b.size+e.size() > b.limit {
-		return false
-	}
-	a := &asked{envelope: envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)}, send: send}
-	a.ctx, a.stop = context.WithCancel(context.Background())
-	b.asked = append(b.asked, a)
-	b.size += e.size()
-	if b.handlers < maxHandlers {
-		b.handlers++
-		go b.handle() // ends when nothing waits; who closes the inbox waits for idle
-	}
-	return true
-}
-
-// withdraw ends the request of that id, which is then not answered; nil ends all.
-func (b *inbox) withdraw(id json.RawMessage) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool {
-		if id != nil && string(a.id) != string(id) {
-			return false
-		}
-		a.stop()
-		if !a.begun { // else its handler takes it out
-			b.size -= a.size()
-		}
-		return !a.begun
-	})
-}
-
-// close ends all requests, and those to come.
-func (b *inbox) close() {
-	b.withdraw(nil)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.closed && b.handlers == 0 {
-		close(b.idle)
-	}
-	b.closed = true
-}
-
-// handle answers requests until none waits.
-func (b *inbox) handle() {
-	for a := b.next(nil); a != nil; a = b.next(a) {
-		result, err := b.answer(a.ctx, a.method, a.params)
-		if err == errNoAnswer || a.ctx.Err() != nil {
-			continue
-		}
-		internal := &RPCError{Code: -32603, Message: "internal error"}
-		var rpc *RPCError
-		if err != nil && !errors.As(err, &rpc) {
-			rpc = internal
-		}
-		answer := appendResponse(nil, a.id, result, rpc)
-		if len(answer) > b.limit {
-			answer = appendResponse(nil, a.id, nil, internal)
-		}
-		a.send(a.ctx, answer)
-	}
-}
-
-// next takes out the request that is done with, if any, and returns the next;
-// nil if there is none, and the handler ends.
-func (b *inbox) next(done *asked) *asked {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if done != nil {
-		done.stop()
-		b.size -= done.size()
-		b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool { return a == done })
-	}
-	for _, a := range b.asked {
-		if !a.begun {
-			a.begun = true
-			return a
-		}
-	}
-	if b.handlers--; b.closed && b.handlers == 0 {
-		close(b.idle)
-	}
-	return nil
-}
-
 // A Request is what a session asks a transport to carry. Fields may be added.
 type Request struct {
 	// Method is the JSON-RPC method.
@@ -1748,17 +1622,13 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 	if err != nil {
 		return nil, false, err
 	}
-	conn := 0
-	if t, ok := s.t.(numbersConnections); ok {
-		conn = t.connection()
-	}
 	s.mu.Lock()
 	if fresh {
 		s.agreed = nil // and if the handshake fails, it stays due
 	}
 	l, version, again := s.agreed, s.version, s.info != nil
 	s.mu.Unlock()
-	if l != nil && l.conn == conn {
+	if l != nil && l.conn == s.connection() {
 		return l, false, nil
 	}
 	if s.cfg.Protocol != "auto" {
@@ -1780,12 +1650,20 @@ func (s *TransportSession) agree(ctx context.Context) (l *link, again bool, err 
 		}
 		return nil, false, err
 	}
-	l = &link{version: info.Protocol, info: info, conn: conn}
+	l = &link{version: info.Protocol, info: info, conn: s.connection()} // the probe may have opened another
 	if l.version == version2026 {
 		l.meta = s.modernMeta()
 	}
 	s.watch(ctx, l)
 	return l, again, nil
+}
+
+// connection returns the number of the connection, 0 if it has none.
+func (s *TransportSession) connection() int {
+	if t, ok := s.t.(numbersConnections); ok {
+		return t.connection()
+	}
+	return 0
 }
 
 // A heard is what a request made on another goroutine came to.
@@ -1839,55 +1717,56 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 	}
 }
 
-// probed decides on the answer to server/discover, by the table of the
-// versioning page: a recognised modern error proves a modern server, trouble on
-// the way proves nothing, and everything else means an older revision.
+// probed goes on as the answer to server/discover demands.
 func (s *TransportSession) probed(ctx context.Context, a heard) (*ServerInfo, error) {
-	if a.err == nil {
-		switch v := mutual(a.raw, "supportedVersions"); {
-		case v == version2026:
-			return s.discovered(a.raw)
-		case v != "":
-			return s.initialize(ctx, v)
-		case member(a.raw, "supportedVersions") != nil:
-			return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", a.raw)
-		}
-		return s.initialize(ctx, version2511)
-	}
-	var re *RPCError
-	if errors.As(a.err, &re) {
-		switch re.Code {
-		case -32020, -32021:
-			return nil, a.err
-		case -32022:
-			switch v := mutual(re.Data, "supported"); v {
-			case "":
-				return nil, s.failure("connect", ReasonProtocol, "no protocol revision in common", re.Data)
-			case version2026:
-				return s.discover(ctx)
-			default:
-				return s.initialize(ctx, v)
-			}
-		}
-		return s.initialize(ctx, version2511)
-	}
-	var te *TransportError
-	if !errors.As(a.err, &te) || ctx.Err() != nil {
-		return nil, a.err
-	}
-	credentials := s.o.Authorize != nil || s.cfg.Headers["Authorization"] != ""
+	version, err := s.spoken(a)
 	switch {
-	case te.Reason == ReasonDisconnected && te.Status == 0:
-		// It died of the question, as some do: start it again without.
+	case err != nil:
+		return nil, err
+	case version == version2026 && a.err == nil:
+		return s.discovered(a.raw)
+	case version == version2026:
+		return s.discover(ctx)
+	}
+	if errors.Is(a.err, ReasonDisconnected) { // some die of the question: start it again, without
 		if _, err := s.t.Open(ctx, Inbound{}); err != nil {
 			return nil, err
 		}
-	case te.Reason == ReasonUnavailable, te.Status/100 == 3,
-		(te.Status == 401 || te.Status == 403) && !credentials,
-		te.Reason == ReasonCancelled, te.Reason == ReasonLimit:
-		return nil, a.err
 	}
-	return s.initialize(ctx, version2511)
+	return s.initialize(ctx, version)
+}
+
+// spoken is the table of what an answer to server/discover says (MCP 2026-07-28,
+// versioning): the revision to speak, or an error. A recognised modern error
+// proves a modern server, trouble on the way proves nothing, and everything else
+// means an older revision.
+func (s *TransportSession) spoken(a heard) (version string, err error) {
+	var re *RPCError
+	var te *TransportError
+	credentials := s.o.Authorize != nil || s.cfg.Headers["Authorization"] != ""
+	list := a.raw
+	switch {
+	case a.err == nil && member(list, "supportedVersions") == nil:
+		return version2511, nil
+	case a.err == nil:
+		version = mutual(list, "supportedVersions")
+	case errors.As(a.err, &re) && re.Code == -32022:
+		list = re.Data
+		version = mutual(list, "supported")
+	case re != nil && (re.Code == -32020 || re.Code == -32021):
+		return "", a.err
+	case re != nil:
+		return version2511, nil
+	case !errors.As(a.err, &te), te.Reason == ReasonUnavailable, te.Reason == ReasonCancelled, te.Reason == ReasonLimit,
+		te.Status/100 == 3, (te.Status == 401 || te.Status == 403) && !credentials:
+		return "", a.err
+	default:
+		return version2511, nil
+	}
+	if version == "" {
+		return "", s.failure("connect", ReasonProtocol, "no protocol revision in common", list)
+	}
+	return version, nil
 }
 
 // discover makes the modern handshake, which is one question. A server that
@@ -2237,4 +2116,130 @@ func (s *TransportSession) subscribe(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// An inbox has the requests of a server answered, in the order of arrival. What
+// is in it is bounded, in number and in bytes.
+type inbox struct {
+	answer func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+	limit  int // bytes of all that is in it, and of one answer
+
+	mu       sync.Mutex // guards the fields below
+	asked    []*asked   // those that are being answered, too
+	size     int        // bytes of them
+	handlers int        // goroutines
+	closed   bool
+	idle     chan struct{} // closed when it is closed, and no handler is left
+}
+
+// An asked is a request of the server.
+type asked struct {
+	envelope
+	ctx   context.Context // ends when it is withdrawn
+	stop  context.CancelFunc
+	send  func(ctx context.Context, answer []byte)
+	begun bool // a handler has it
+}
+
+const (
+	maxHandlers = 8  // requests of the server answered at a time
+	maxAsked    = 64 // and those that wait for that included
+)
+
+func newInbox(in Inbound, limit int) *inbox {
+	b := &inbox{answer: in.Request, limit: limit, idle: make(chan struct{})}
+	if b.answer == nil {
+		b.answer = func(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+			return nil, &RPCError{Code: -32601, Message: "method not found"}
+		}
+	}
+	return b
+}
+
+// take has a request answered, which it copies, and the answer sent; or it
+// reports that there is no room for it.
+func (b *inbox) take(e envelope, send func(ctx context.Context, answer []byte)) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || len(b.asked) >= maxAsked || b.size+e.size() > b.limit {
+		return false
+	}
+	a := &asked{envelope: envelope{id: bytes.Clone(e.id), method: e.method, params: bytes.Clone(e.params)}, send: send}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	b.asked = append(b.asked, a)
+	b.size += e.size()
+	if b.handlers < maxHandlers {
+		b.handlers++
+		go b.handle() // ends when nothing waits; who closes the inbox waits for idle
+	}
+	return true
+}
+
+// withdraw ends the request of that id, which is then not answered; nil ends all.
+func (b *inbox) withdraw(id json.RawMessage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool {
+		if id != nil && string(a.id) != string(id) {
+			return false
+		}
+		a.stop()
+		if !a.begun { // else its handler takes it out
+			b.size -= a.size()
+		}
+		return !a.begun
+	})
+}
+
+// close ends all requests, and those to come.
+func (b *inbox) close() {
+	b.withdraw(nil)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed && b.handlers == 0 {
+		close(b.idle)
+	}
+	b.closed = true
+}
+
+// handle answers requests until none waits.
+func (b *inbox) handle() {
+	for a := b.next(nil); a != nil; a = b.next(a) {
+		result, err := b.answer(a.ctx, a.method, a.params)
+		if err == errNoAnswer || a.ctx.Err() != nil {
+			continue
+		}
+		internal := &RPCError{Code: -32603, Message: "internal error"}
+		var rpc *RPCError
+		if err != nil && !errors.As(err, &rpc) {
+			rpc = internal
+		}
+		answer := appendResponse(nil, a.id, result, rpc)
+		if len(answer) > b.limit {
+			answer = appendResponse(nil, a.id, nil, internal)
+		}
+		a.send(a.ctx, answer)
+	}
+}
+
+// next takes out the request that is done with, if any, and returns the next;
+// nil if there is none, and the handler ends.
+func (b *inbox) next(done *asked) *asked {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if done != nil {
+		done.stop()
+		b.size -= done.size()
+		b.asked = slices.DeleteFunc(b.asked, func(a *asked) bool { return a == done })
+	}
+	for _, a := range b.asked {
+		if !a.begun {
+			a.begun = true
+			return a
+		}
+	}
+	if b.handlers--; b.closed && b.handlers == 0 {
+		close(b.idle)
+	}
+	return nil
 }

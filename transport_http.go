@@ -80,7 +80,8 @@ type HTTPTransport struct {
 	in        Inbound
 	inbox     *inbox
 	number    int    // of the connection; 0 before the first Open
-	opened    bool   // Open has reported it, and it is not lost
+	opened    bool   // Open has reported it
+	lost      bool   // the session is gone, and not initialized again yet
 	closed    bool   // nothing begins any more
 	session   string // Mcp-Session-Id: a secret
 	version   string // the revision last spoken, for DELETE
@@ -343,7 +344,7 @@ func (t *HTTPTransport) forget(c *httpCall) {
 // loseLocked notes that there is no session any more, and ends what the server
 // asked in it: the next one may ask under the same ids. It is called with t.mu held.
 func (t *HTTPTransport) loseLocked() {
-	t.opened = false
+	t.opened, t.lost = false, true
 	t.inbox.withdraw(nil)
 }
 
@@ -351,7 +352,7 @@ func (t *HTTPTransport) loseLocked() {
 func (t *HTTPTransport) adopt(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.session = id
+	t.session, t.lost = id, false
 }
 
 // draw returns a random duration in [0, n].
@@ -447,9 +448,9 @@ func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*ht
 	c.old = t.old
 	switch {
 	case c.modern() || req.Method == "initialize":
-	case req.Version != "" && (!t.opened || req.conn != 0 && req.conn != t.number):
-		// Nothing is agreed with the server, or something else: this way the
-		// caller knows that it was not run.
+	case req.Version != "" && (t.lost || req.conn != 0 && req.conn != t.number):
+		// There is no session, or it is another one: this way the caller knows
+		// that it was not run.
 		c.cancel(endLost)
 	default:
 		if req.Version != "" {

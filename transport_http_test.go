@@ -546,6 +546,38 @@ func TestHTTPSessionLost(t *testing.T) {
 	}
 }
 
+// What was agreed in one session is not asked in the next, which may speak another
+// revision: a call that waited for its slot meanwhile is not sent.
+func TestHTTPNextSession(t *testing.T) {
+	var calls atomic.Int32
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		switch m := readHTTPMessage(r); m.Method {
+		case "initialize":
+			w.Header().Set("Mcp-Session-Id", "always-this")
+			writeJSON(w, 200, httpResult(m, "hello"))
+		case "x/lose":
+			w.WriteHeader(404)
+		case "tools/call":
+			calls.Add(1)
+			writeJSON(w, 200, httpResult(m, "ok"))
+		}
+	})
+	initialize(t, tr)
+	call := toolCall(version2511)
+	for round := range 3 {
+		call.conn = tr.connection()
+		_, err := tr.Call(t.Context(), &Request{Method: "x/lose", Version: version2511})
+		wantFault(t, err, ReasonDisconnected, false, 404)
+		initialize(t, tr)
+		_, err = tr.Call(t.Context(), call)
+		wantFault(t, err, ReasonDisconnected, false, 0)
+		call.conn = tr.connection()
+		if _, err := tr.Call(t.Context(), call); err != nil || calls.Load() != int32(round+1) {
+			t.Errorf("round %d: error = %v, the server saw %d calls", round, err, calls.Load())
+		}
+	}
+}
+
 func TestHTTPSessionID(t *testing.T) {
 	for id, ok := range map[string]bool{"": true, "!~": true, strings.Repeat("x", maxToken): true, strings.Repeat("x", maxToken+1): false, "a b": false, "\u00e9": false} {
 		deleted := make(chan string, 1)
