@@ -443,15 +443,14 @@ func (o *Origin) origin() *Origin { return o }
 
 // prefix is the head of every error text.
 func (o *Origin) prefix() string {
-	var b strings.Builder
-	b.WriteString("mcp: ")
+	s := "mcp: "
 	if o.Server != "" {
-		b.WriteString("server " + strconv.Quote(o.Server) + ": ")
+		s += "server " + strconv.Quote(o.Server) + ": "
 	}
 	if o.Op != "" {
-		b.WriteString(o.Op + ": ")
+		s += o.Op + ": "
 	}
-	return b.String()
+	return s
 }
 
 // rawLimit bounds the bytes of a server that an error keeps.
@@ -489,22 +488,20 @@ type TransportError struct {
 }
 
 func (e *TransportError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.prefix())
-	b.WriteString(string(e.Reason))
+	s := e.prefix() + string(e.Reason)
 	if e.Status != 0 {
-		b.WriteString(": HTTP status " + strconv.Itoa(e.Status))
+		s += ": HTTP status " + strconv.Itoa(e.Status)
 	}
 	if e.Detail != "" {
-		b.WriteString(": " + e.Detail)
+		s += ": " + e.Detail
 	}
 	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
+		s += ": " + e.Err.Error()
 	}
 	if e.Tries > 1 {
-		b.WriteString(" (" + strconv.Itoa(e.Tries) + " tries)")
+		s += " (" + strconv.Itoa(e.Tries) + " tries)"
 	}
-	return b.String()
+	return s
 }
 
 // Unwrap returns the cause.
@@ -1059,7 +1056,7 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 func (s *TransportSession) toolPage(ctx context.Context, cursor *string, list *pager, ceiling time.Duration) (page toolPage, err error) {
 	d := dialog{s: s, req: Request{Method: "tools/list"}, ceiling: ceiling}
 	if ceiling <= 0 {
-		return page, d.failure(ReasonTimeout, "the whole list takes too long", nil)
+		return page, s.failure("tools/list", ReasonTimeout, "the whole list takes too long", nil)
 	}
 	if cursor != nil {
 		d.params = func(b []byte) ([]byte, error) {
@@ -1076,7 +1073,7 @@ func (s *TransportSession) toolPage(ctx context.Context, cursor *string, list *p
 		return page, err
 	}
 	if reason, detail := list.next(page.cursor, size); detail != "" {
-		return page, d.failure(reason, detail, nil)
+		return page, s.failure("tools/list", reason, detail, nil)
 	}
 	return page, nil
 }
@@ -1084,7 +1081,7 @@ func (s *TransportSession) toolPage(ctx context.Context, cursor *string, list *p
 // A pager keeps a list from going on for ever.
 type pager struct {
 	limit int // bytes of all pages together
-	seen  map[string]bool
+	seen  []string
 	total int
 }
 
@@ -1096,14 +1093,12 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 		return ReasonLimit, "the list is longer than twice max_message_bytes"
 	case cursor == nil:
 		return "", ""
-	case p.seen[*cursor]:
+	case slices.Contains(p.seen, *cursor):
 		return ReasonProtocol, "a cursor came back that had been followed already"
 	case len(p.seen) == maxPages-1:
 		return ReasonLimit, "the list has more than " + strconv.Itoa(maxPages) + " pages"
-	case p.seen == nil:
-		p.seen = map[string]bool{}
 	}
-	p.seen[*cursor] = true
+	p.seen = append(p.seen, *cursor)
 	return "", ""
 }
 
@@ -1244,9 +1239,9 @@ func (d *dialog) receive(result []byte) (err error) {
 	}
 	switch {
 	case err == errLimit:
-		return d.failure(ReasonLimit, tooMany, result)
+		return d.s.failure(d.req.Method, ReasonLimit, tooMany, result)
 	case err != nil:
-		return d.failure(ReasonProtocol, want, result)
+		return d.s.failure(d.req.Method, ReasonProtocol, want, result)
 	}
 	d.received = true
 	return nil
@@ -1255,11 +1250,6 @@ func (d *dialog) receive(result []byte) (err error) {
 // complete reports whether there is no further round.
 func (d *dialog) complete() bool {
 	return d.round == nil || d.round.resultType == "complete" || d.round.resultType == ""
-}
-
-// failure is a fault that the session itself found in an answer.
-func (d *dialog) failure(reason Reason, detail string, raw []byte) error {
-	return d.s.failure(d.req.Method, reason, detail, raw)
 }
 
 // unfit is the refusal of a request that cannot be written as JSON.
@@ -1312,9 +1302,9 @@ func (s *TransportSession) converse(ctx context.Context, d *dialog) error {
 		case d.complete():
 			return nil
 		case d.round.resultType != "input_required":
-			return d.failure(ReasonProtocol, "the result is of a type that was not asked for", nil)
+			return s.failure(d.req.Method, ReasonProtocol, "the result is of a type that was not asked for", nil)
 		case round > maxRounds:
-			return d.failure(ReasonLimit, "the server asks for input again and again", nil)
+			return s.failure(d.req.Method, ReasonLimit, "the server asks for input again and again", nil)
 		}
 		if err = s.answerInput(ctx, d, round); err != nil {
 			return err
@@ -1470,14 +1460,14 @@ func (s *TransportSession) answerInput(ctx context.Context, d *dialog, round int
 	d.answers = nil
 	if d.round.inputRequests == nil {
 		if d.round.requestState == nil {
-			return d.failure(ReasonProtocol, "input is required, and none is named", nil)
+			return s.failure(d.req.Method, ReasonProtocol, "input is required, and none is named", nil)
 		}
 		return s.pause(ctx, d.req.Method, time.Duration(round)*50*time.Millisecond)
 	}
 	v, err := decodeValue(d.round.inputRequests)
 	requests, ok := v.(map[string]any)
 	if err != nil || !ok {
-		return d.failure(ReasonProtocol, "inputRequests is not an object", d.round.inputRequests)
+		return s.failure(d.req.Method, ReasonProtocol, "inputRequests is not an object", d.round.inputRequests)
 	}
 	d.answers = []byte{'{'}
 	for _, k := range slices.Sorted(maps.Keys(requests)) {
@@ -1485,7 +1475,7 @@ func (s *TransportSession) answerInput(ctx context.Context, d *dialog, round int
 		method, _ := r["method"].(string)
 		params, err := appendValue(nil, r["params"])
 		if err != nil || s.o.Handlers[method] == nil {
-			return d.failure(ReasonProtocol, "the server asks for input that we did not declare", d.round.inputRequests)
+			return s.failure(d.req.Method, ReasonProtocol, "the server asks for input that we did not declare", d.round.inputRequests)
 		}
 		answer, err := s.handle(ctx, method, params)
 		if err != nil {
@@ -1502,10 +1492,8 @@ func (s *TransportSession) answerInput(ctx context.Context, d *dialog, round int
 
 // pause waits, unless the caller gives up.
 func (s *TransportSession) pause(ctx context.Context, op string, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return &TransportError{Origin: Origin{Server: s.cfg.Name, Op: op}, Reason: ReasonCancelled, Sent: true, Err: ctx.Err()}
@@ -1693,26 +1681,38 @@ func (s *TransportSession) probe(ctx context.Context) (*ServerInfo, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	asked := s.ask(ctx, &wg, s.discoverRequest())
-	silence := time.NewTimer(min(3*time.Second, s.cfg.ConnectTimeout/4))
-	defer silence.Stop()
+	patience := min(3*time.Second, s.cfg.ConnectTimeout/4)
 	select {
 	case a := <-asked:
-		return s.probed(ctx, a)
-	case <-silence.C:
+		info, err := s.probed(ctx, a)
+		if errors.Is(err, ReasonDisconnected) && !errors.Is(a.err, ReasonDisconnected) {
+			return s.probed(ctx, heard{err: err}) // it answered, and died of the question all the same
+		}
+		return info, err
+	case <-time.After(patience):
 	}
-	old := s.ask(ctx, &wg, s.initializeRequest(version2511))
+	second := s.initializeRequest(version2511)
+	second.Stream = true // takes no slot: the first question may hold the only one
+	old := s.ask(ctx, &wg, second)
+	var refusal error // of the second, which a modern server may refuse before it answers the first
 	for {
 		select {
 		case a := <-asked:
 			if a.err == nil && mutual(a.raw, "supportedVersions") == version2026 {
 				return s.discovered(a.raw)
 			}
-			asked = nil
-		case a := <-old:
-			if errors.Is(a.err, ReasonDisconnected) {
-				return s.probed(ctx, a) // it was slow to start, and died of the first question
+			if asked = nil; refusal != nil {
+				return nil, refusal
 			}
-			return s.initialized(ctx, version2511, a)
+		case a := <-old:
+			switch {
+			case errors.Is(a.err, ReasonDisconnected):
+				return s.probed(ctx, a) // it was slow to start, and died of the first question
+			case a.err == nil || asked == nil:
+				return s.initialized(ctx, version2511, a)
+			}
+			old, refusal = nil, a.err
+			defer time.AfterFunc(patience, cancel).Stop()
 		}
 	}
 }
@@ -1757,8 +1757,13 @@ func (s *TransportSession) spoken(a heard) (version string, err error) {
 		return "", a.err
 	case re != nil:
 		return version2511, nil
-	case !errors.As(a.err, &te), te.Reason == ReasonUnavailable, te.Reason == ReasonCancelled, te.Reason == ReasonLimit,
+	case !errors.As(a.err, &te), te.Reason == ReasonCancelled, te.Reason == ReasonLimit,
 		te.Status/100 == 3, (te.Status == 401 || te.Status == 403) && !credentials:
+		return "", a.err
+	case te.Reason == ReasonUnavailable:
+		if e, _ := scanEnvelope(te.Raw); te.Status/100 == 5 && e.err != nil {
+			return version2511, nil // a JSON-RPC error under a status of 5xx is an answer too
+		}
 		return "", a.err
 	default:
 		return version2511, nil
@@ -1806,7 +1811,6 @@ func (s *TransportSession) known(version string) {
 
 // discovered reads a DiscoverResult.
 func (s *TransportSession) discovered(raw json.RawMessage) (*ServerInfo, error) {
-	s.known(version2026)
 	who := member(member(raw, "_meta"), metaPrefix+"serverInfo")
 	if who == nil {
 		who = member(raw, "serverInfo")
@@ -1977,15 +1981,16 @@ func (s *TransportSession) notified(method string, params json.RawMessage) {
 		s.mu.Unlock()
 	case "notifications/progress":
 		token := textMember(params, "progressToken")
-		s.mu.Lock()
-		f := s.progress[token]
-		s.mu.Unlock()
 		var p struct {
 			Progress, Total float64
 			Message         string
 		}
-		if f != nil && json.Unmarshal(params, &p) == nil {
-			s.enqueue(len(p.Message), func() { f(Progress{p.Progress, p.Total, p.Message}) })
+		if s.onProgress(token) != nil && json.Unmarshal(params, &p) == nil {
+			s.enqueue(len(p.Message), func() {
+				if f := s.onProgress(token); f != nil { // not after the call has returned
+					f(Progress{p.Progress, p.Total, p.Message})
+				}
+			})
 		}
 	}
 	if s.o.OnNotification != nil {
@@ -2035,6 +2040,13 @@ func (s *TransportSession) deliver(idle chan struct{}) {
 	}
 }
 
+// onProgress returns who wants to see the progress under a token, if anybody.
+func (s *TransportSession) onProgress(token string) func(Progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.progress[token]
+}
+
 // beginProgress gives a call a token under which its progress is delivered.
 func (s *TransportSession) beginProgress(f func(Progress)) string {
 	token := "p" + strconv.FormatInt(s.token.Add(1), 10)
@@ -2060,12 +2072,10 @@ func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
 	if c == nil {
 		return
 	}
-	t := time.NewTimer(handover)
-	defer t.Stop()
 	select {
 	case <-c:
 	case <-ctx.Done():
-	case <-t.C:
+	case <-time.After(handover):
 	}
 }
 

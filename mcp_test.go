@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -196,6 +198,9 @@ func TestEra(t *testing.T) {
 	t.Parallel()
 	old := "server/discover initialize notifications/initialized"
 	status := func(code int, r Reason) error { return &TransportError{Reason: r, Status: code, Sent: true} }
+	broken := func(code int, body string) error {
+		return &TransportError{Reason: ReasonUnavailable, Status: code, Raw: []byte(body), Sent: true}
+	}
 	supported := func(code int, list string) error {
 		return &RPCError{Code: code, Data: json.RawMessage(`{"supported":` + list + `}`)}
 	}
@@ -225,6 +230,9 @@ func TestEra(t *testing.T) {
 		{"401 without credentials", status(401, ReasonProtocol), "", "server/discover", ""},
 		{"503", status(503, ReasonUnavailable), "", "server/discover", ""},
 		{"429", status(429, ReasonUnavailable), "", "server/discover", ""},
+		{"500 with a refusal", broken(500, `{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"x"}}`), "", old, "2025-11-25"},
+		{"500 with another body", broken(500, `{"detail":"x"}`), "", "server/discover", ""},
+		{"429 with a refusal", broken(429, `{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"x"}}`), "", "server/discover", ""},
 		{"redirect", status(307, ReasonProtocol), "", "server/discover", ""},
 		{"died of it", status(0, ReasonDisconnected), "", old, "2025-11-25"},
 		{"pinned to an older revision", nil, "2025-06-18", "initialize notifications/initialized", "2025-06-18"},
@@ -278,19 +286,79 @@ func TestSilentProbe(t *testing.T) {
 		{"ignored for ever", hang, agreed, "2025-11-25"},
 		{"a slow start of an old server", after(20*time.Second, &RPCError{Code: -32601}), after(21*time.Second, agreed), "2025-11-25"},
 		{"a slow start of a modern server", after(20*time.Second, json.RawMessage(modernDiscover)), hang, "2026-07-28"},
+		{"a modern server that refuses the second question first", after(5*time.Second, json.RawMessage(modernDiscover)), after(time.Second, &RPCError{Code: -32601}), "2026-07-28"},
+		{"ignored, and the second refused", hang, after(time.Second, &RPCError{Code: -32000}), ""},
+		{"both refused", after(5*time.Second, &RPCError{Code: -32601}), after(time.Second, &RPCError{Code: -32000}), ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s, _ := session(map[string]any{"server/discover": tt.discover, "initialize": tt.init}, Config{}, nil)
+				defer s.Close()
+				start := time.Now()
 				info, err := s.Initialize(t.Context())
-				if err != nil || info.Protocol != tt.version {
-					t.Fatalf("Initialize = %+v, %v, want %s", info, err, tt.version)
+				var re *RPCError
+				if tt.version == "" && errors.As(err, &re) && re.Code == -32000 && time.Since(start) < 10*time.Second {
+					return
 				}
-				s.Close()
+				if err != nil || info.Protocol != tt.version {
+					t.Fatalf("Initialize = %+v, %v after %v, want %s", info, err, time.Since(start), tt.version)
+				}
 			})
 		})
+	}
+}
+
+func init() {
+	strands["a refusal, and its end"] = func(w io.Writer, id string) {
+		io.WriteString(w, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"`+canary+`"}}`+"\n")
+		w.(interface{ Flush() error }).Flush()
+		os.Exit(3)
+	}
+}
+
+// TestProbeOfOldServers has servers meet the probe in ways that must not cost them
+// the connection: over either transport, and with one slot for everything.
+func TestProbeOfOldServers(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, carrier, act string }{
+		{"ignores it", "stdio", "nothing"},
+		{"answers it, and dies of it", "stdio", "a refusal, and its end"},
+		{"ignores it", "JSON", ""},
+	} {
+		t.Run(tt.carrier+" "+tt.name, func(t *testing.T) {
+			t.Parallel()
+			cfg, _ := puppetConfig(t, "spoil=server/discover:"+tt.act)
+			if tt.carrier != "stdio" {
+				p := newPuppetServer(t, 0)
+				p.method, p.spoil = "server/discover", func(w http.ResponseWriter, r *http.Request, id string) { <-r.Context().Done() }
+				cfg = Config{Endpoint: p.URL}
+			}
+			cfg.MaxInFlight, cfg.ConnectTimeout = 1, 10*time.Second
+			usable(t, newPuppetClient(t, cfg, nil))
+		})
+	}
+}
+
+// TestEraOfReplacement has a modern server replaced by an older one: what is new is
+// asked anew.
+func TestEraOfReplacement(t *testing.T) {
+	t.Parallel()
+	s, rt := session(map[string]any{
+		"server/discover": Answers{json.RawMessage(modernDiscover), &RPCError{Code: -32601}},
+		"initialize":      map[string]any{"protocolVersion": version2506, "capabilities": map[string]any{}},
+		"tools/call":      map[string]any{"content": []any{}},
+	}, Config{}, nil)
+	defer s.Close()
+	for _, want := range []string{version2026, version2506} {
+		if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); err != nil {
+			t.Error(err)
+		}
+		if info := s.serverInfo(); info.Protocol != want {
+			t.Errorf("spoke %s want %s", info.Protocol, want)
+		}
+		rt.Disconnect()
 	}
 }
 
@@ -722,6 +790,50 @@ func TestProgressAndNotifications(t *testing.T) {
 		s.Close()
 		if len(seen) != 7 || seen[6] != "notifications/tools/list_changed" {
 			t.Errorf("notifications %v", seen)
+		}
+	})
+}
+
+// TestProgressOfAbandonedCall gives a call up while its progress waits for a slow
+// user, who sees none of it once the call has returned.
+func TestProgressOfAbandonedCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var rt *RecordingTransport
+		s, transport := session(map[string]any{"tools/call": func(ctx context.Context, p json.RawMessage) (any, error) {
+			token, _ := decodeValue(member(member(p, "_meta"), "progressToken"))
+			for i := range 9 {
+				rt.SendNotification("notifications/progress", map[string]any{"progressToken": token, "progress": i})
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}, Config{}, nil)
+		rt = transport
+		defer s.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		seen := make(chan float64)
+		time.AfterFunc(time.Second, cancel)
+		_, err := s.CallTool(ctx, &Call{Tool: "x", OnProgress: func(p Progress) {
+			select {
+			case seen <- p.Progress:
+			case <-time.After(time.Minute):
+			}
+		}})
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		select {
+		case p := <-seen: // the one that had begun
+			if p != 0 {
+				t.Errorf("progress %v after the call", p)
+			}
+		case <-time.After(time.Second):
+			t.Error("the first progress is lost")
+		}
+		select {
+		case p := <-seen:
+			t.Errorf("progress %v after the call", p)
+		case <-time.After(time.Hour):
 		}
 	})
 }

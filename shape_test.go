@@ -153,7 +153,7 @@ func TestDocumented(t *testing.T) {
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
-		"mcp.go": 2245, "jsonrpc.go": 1125, "transport_stdio.go": 1220, "transport_http.go": 1650, "resilient.go": 1200,
+		"mcp.go": 2260, "jsonrpc.go": 1125, "transport_stdio.go": 1225, "transport_http.go": 1660, "resilient.go": 1200,
 		"breaker.go": 160, "schema.go": 1170, "schema_text.go": 1240, "fleet.go": 1790, "fake.go": 980,
 	}
 	for name := range sources(t) {

@@ -533,10 +533,14 @@ func (c *httpCall) gotConn(info httptrace.GotConnInfo) {
 	if tc, ok := conn.(*tls.Conn); ok {
 		conn = tc.NetConn()
 	}
-	if cc, ok := conn.(*countedConn); ok && info.Reused {
-		c.mark.Store(cc.written.Load())
-		c.conn.Store(cc)
+	cc, _ := conn.(*countedConn)
+	if !info.Reused {
+		cc = nil // and forget the one before, which net/http has found dead
 	}
+	if cc != nil {
+		c.mark.Store(cc.written.Load())
+	}
+	c.conn.Store(cc)
 	c.got.Store(true)
 }
 
@@ -905,6 +909,9 @@ func (c *httpCall) statusFault(detail string) *TransportError {
 func (c *httpCall) refused(resp *http.Response) error {
 	e := c.statusFault("")
 	switch {
+	case e.Status/100 == 1: // the connection is ours now, and heeds no context
+		resp.Body.Close()
+		return e
 	case e.Status/100 == 3:
 		resp.Body.Close()
 		e.Detail, e.Raw = "redirect", clip([]byte(resp.Header.Get("Location")))

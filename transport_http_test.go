@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"runtime"
 	"slices"
@@ -875,6 +876,20 @@ func TestHTTPResendsUnwritten(t *testing.T) {
 	}
 }
 
+// Net/http may find that a used connection is dead and take a new one by itself.
+// The dead one, to which nothing was written, then says nothing of the new.
+func TestHTTPAnotherConnection(t *testing.T) {
+	c := &httpCall{t: &HTTPTransport{}}
+	c.gotConn(httptrace.GotConnInfo{Conn: &countedConn{}, Reused: true})
+	if !c.unwritten() {
+		t.Error("unwritten() = false for a used connection with nothing written to it")
+	}
+	c.gotConn(httptrace.GotConnInfo{Conn: &countedConn{}})
+	if c.unwritten() {
+		t.Error("unwritten() = true for a new connection")
+	}
+}
+
 // brittleConn fails writes while there are failures left.
 type brittleConn struct {
 	net.Conn
@@ -1124,6 +1139,23 @@ func TestHTTPTime(t *testing.T) {
 			wantFault(t, tr.Notify(t.Context(), within(time.Hour)), ReasonDisconnected, false, 0)
 			_, err = tr.Open(t.Context(), Inbound{})
 			wantFault(t, err, ReasonDisconnected, false, 0)
+		})
+	})
+	t.Run("another protocol", func(t *testing.T) { // 101 makes the connection ours, and deaf to the context
+		inBubble(t, func(w http.ResponseWriter, r *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			_, _ = io.WriteString(conn, "HTTP/1.1 101 "+canary+"\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+			_, _ = io.Copy(io.Discard, conn)
+		}, nil, func(t *testing.T, tr *HTTPTransport) {
+			start := time.Now()
+			_, err := tr.Call(t.Context(), within(time.Millisecond))
+			wantFault(t, err, ReasonProtocol, true, 101)
+			elapsed(t, start, 0)
 		})
 	})
 	t.Run("close with a server that hangs", func(t *testing.T) {

@@ -43,7 +43,8 @@ const (
 	tailLines    = 50                     // of stderr that are kept,
 	tailLine     = 1 << 10                // and bytes of each
 	smallLine    = 4 << 10                // lines up to here are copied; longer ones change hands
-	lineRest     = 64                     // bytes at the end of a line over the limit that are looked at
+	lineRest     = 64                     // bytes at the end of a line over the limit that are looked at,
+	resultFirst  = `{"result":`           // if it begins like this
 )
 
 // StdioTransport carries requests to a child process over its stdin and stdout.
@@ -432,6 +433,7 @@ type child struct {
 	slice          time.Time                                      // what it was last set to; belongs to the turn
 	stdout, stderr io.ReadCloser
 	lines          lineCutter // the reader's
+	idLast         bool       // the line over the limit begins as an answer that ends with its id
 	tail           tail
 	turn           chan struct{}    // holds a token while a message is written
 	state          *os.ProcessState // set before exit is closed, or after that by bury
@@ -762,6 +764,7 @@ func (c *child) read() {
 func (c *child) take(line []byte, over bool) {
 	switch {
 	case over:
+		c.idLast = bytes.HasPrefix(line, []byte(resultFirst))
 		if id, ok := peekID(line); !ok {
 			c.t.skipped.Add(1)
 		} else if !c.tooLong(id) {
@@ -791,9 +794,9 @@ func (c *child) tooLong(id int64) bool {
 }
 
 // dropped takes the end of a line over the limit, whose head need not have said
-// what it answers: the TypeScript SDK writes the id last.
+// what it answers: the TypeScript SDK writes the id last, of its requests as well.
 func (c *child) dropped(end []byte) {
-	if id, _, ok := cutAnswer(append([]byte(`{"result":`), end...)); ok {
+	if id, _, ok := cutAnswer(append([]byte(resultFirst), end...)); ok && c.idLast {
 		c.tooLong(id)
 	}
 }
@@ -1097,9 +1100,9 @@ func (l *lineCutter) next() (line []byte, over, ok bool) {
 			l.drop(raw)
 			l.dropped(bytes.TrimSpace(l.last))
 		case len(line) > l.max:
-			l.last = l.last[:0]
-			l.drop(raw)
-			l.dropped(bytes.TrimSpace(l.last))
+			l.skip, l.last = true, l.last[:0]
+			l.start -= min(len(raw), lineRest) + 1 // its end comes next
+			l.seen = l.start
 			return line[:l.max], true, true
 		default:
 			line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte(byteOrderMark)))

@@ -405,6 +405,15 @@ func TestStdioLimits(t *testing.T) {
 		wantChildFault(t, err, ReasonLimit, true)
 		mustEcho(t, tr)
 	}
+	// A request of the server's is no answer, whatever its id and wherever that stands.
+	for _, n := range []int{64<<10 - 40, 64 << 10, 1 << 20} {
+		for _, ask := range []string{`{"method":"ping","params":{"text":"`, `{"jsonrpc":"2.0","id":{{id}},"method":"ping","params":{"text":"`} {
+			tail := []string{`"},"jsonrpc":"2.0","id":{{id}}}`, "\n", `{"jsonrpc":"2.0","id":{{id}},"result":{}}`, "\n"}
+			if _, err := do(t, tr, "endless", order{N: n, Text: ask, List: tail}); err != nil {
+				t.Errorf("after a request of %d bytes that has the same id: %v", n, err)
+			}
+		}
+	}
 	// The limit is told before the line ends, which it may never do.
 	_, err = do(t, tr, "endless", order{N: 1 << 20, Text: `{"jsonrpc":"2.0","id":{{id}},"result":"`})
 	wantChildFault(t, err, ReasonLimit, true)

@@ -24,10 +24,18 @@ func (tree) prepare(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setp
 func (tree) adopt(p *os.Process) {}
 
 // terminate asks the tree to end.
-func (tree) terminate(p *os.Process) error { return syscall.Kill(-p.Pid, syscall.SIGTERM) }
+func (tree) terminate(p *os.Process) error {
+	if syscall.Kill(-p.Pid, syscall.SIGTERM) == nil {
+		return nil
+	}
+	return p.Signal(syscall.SIGTERM) // it may have joined another group of the session, ours for one
+}
 
 // kill ends the tree. It is called when p has ended, or must.
-func (tree) kill(p *os.Process) { syscall.Kill(-p.Pid, syscall.SIGKILL) }
+func (tree) kill(p *os.Process) {
+	syscall.Kill(-p.Pid, syscall.SIGKILL)
+	p.Kill()
+}
 
 // gone reports whether nothing is left of the tree. It is called when p has
 // been reaped.
