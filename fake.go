@@ -640,7 +640,7 @@ func (s *FaultyServer) handle(ctx context.Context, call *Call) (*Result, error) 
 	case res == nil:
 		return &Result{}, nil
 	}
-	return res, nil
+	return res.clone(), nil // a Handler may give one result to many
 }
 
 // answer answers a request on a wire. Emit, if not nil, sends a notification

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/url"
 	"os"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // A Client is one server as an agent holds it: the tools that were adopted, by
@@ -33,7 +35,7 @@ import (
 // safe for concurrent use.
 type Client struct {
 	s     Session
-	cfg   Config
+	cfg   *Config // not changed; a pointer, behind which fmt does not look for secrets
 	o     *Options
 	large chan struct{}         // holds an element while a large result is checked
 	fleet atomic.Pointer[Fleet] // gives out the names; a Client by itself has one of its own
@@ -87,7 +89,8 @@ func NewClient(s Session, cfg Config, o *Options) *Client {
 	if o == nil {
 		o = &Options{}
 	}
-	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
+	cfg = cfg.withDefaults()
+	c := &Client{s: s, cfg: &cfg, o: o, large: make(chan struct{}, 1)}
 	newFleet(c)
 	if speaker, ok := innermost(s).(reconnecter); ok {
 		speaker.onReconnect(func(ctx context.Context) { c.compare(ctx, speaker) })
@@ -184,6 +187,9 @@ func (c *Client) Health() Health {
 	return Health{Server: c.cfg.Name}
 }
 
+// String renders the health as JSON, which makes c an [expvar.Var].
+func (c *Client) String() string { return c.Health().String() }
+
 // Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
@@ -215,8 +221,7 @@ func (c *Client) commit(a *Adoption) {
 // that is a part of the reach that reconnected. What has changed is reported as
 // drift and not adopted.
 func (c *Client) compare(ctx context.Context, s reconnecter) {
-	had := c.Adoption()
-	if had == nil {
+	if c.Adoption() == nil {
 		return
 	}
 	listed, err := s.ListTools(ctx)
@@ -224,8 +229,8 @@ func (c *Client) compare(ctx context.Context, s reconnecter) {
 		return // the operation that reconnected will meet the fault itself
 	}
 	now, _ := c.decide(listed, s.serverInfo()) // what the Config misses now is drift, too
-	drift := had.driftTo(now, c.cfg.Name)
 	c.mu.Lock()
+	drift := c.list.driftTo(now, c.cfg.Name) // a later list may have been adopted meanwhile
 	c.drift = drift
 	c.mu.Unlock()
 	if c.o.Logger != nil && len(drift) > 0 {
@@ -399,13 +404,17 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 		out.header = mirror(t.headers, args)
 	}
 	r, err := c.s.CallTool(ctx, &out)
-	if err == nil && !out.checked && r.Degraded == "" { // a substitute keeps no promise, and says so
+	if err == nil && !out.checked && (r == nil || r.Degraded == "") { // a substitute keeps no promise, and says so
 		err = t.check(ctx, r)
 	}
 	if err != nil {
 		return nil, err
 	}
-	r.Issues = append(issues, r.Issues...)
+	if issues != nil { // on a copy: the session may have given its result to others, too
+		advised := *r
+		advised.Issues = append(issues, r.Issues...)
+		r = &advised
+	}
 	return r, nil
 }
 
@@ -504,10 +513,13 @@ const largeResult = 64 << 10
 // check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
 // tool's own failure is exempt.
 func (t *adopted) check(ctx context.Context, r *Result) error {
+	origin := Origin{Server: t.Server, Op: "tools/call"}
+	if r == nil {
+		return &ProtocolError{Origin: origin, Detail: "the session gave no result"}
+	}
 	if t.OutputSchema == nil || r.IsError || t.client.cfg.Results == "off" {
 		return nil
 	}
-	origin := Origin{Server: t.Server, Op: "tools/call"}
 	fail := func(detail string, issues []Issue) error {
 		if t.client.cfg.Results == "advise" {
 			r.Issues = append(r.Issues, issues...)
@@ -802,7 +814,7 @@ func newFleet(clients ...*Client) *Fleet {
 }
 
 // errFailFast ends the adoption of the others when a required server failed.
-var errFailFast = errors.New("a required server failed")
+var errFailFast = fmt.Errorf("a required server failed: %w", context.Canceled)
 
 // Assemble adopts all servers at once; tools, what is degraded and errors are
 // in the order of the arguments, whatever the order of arrival. A required
@@ -823,16 +835,15 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	}
 	var failed []error
 	for _, s := range found {
-		c, err := s.client, s.err
 		switch {
-		case err == nil:
-			if err = f.admit(c, s.list); err != nil {
+		case s.err == nil:
+			if err := f.admit(s.client, s.list); err != nil {
 				failed = append(failed, err)
 			}
-		case c.cfg.Optional:
-			f.note(c, err)
-		case context.Cause(inner) != errFailFast || !errors.Is(err, context.Canceled): // else the failure is another's
-			failed = append(failed, unavailable(c.cfg.Name, err))
+		case s.client.cfg.Optional:
+			f.note(s.client, s.err)
+		case !s.cut: // else the failure is another's
+			failed = append(failed, unavailable(s.client.cfg.Name, s.err))
 		}
 	}
 	if len(failed) > 0 {
@@ -845,6 +856,8 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 // Tools returns the tools of all servers, in the order of declaration, by
 // model-facing names.
 func (f *Fleet) Tools() []Tool {
+	f.mu.RLock() // so that no list is put in force meanwhile, and a tool that moves is not listed twice
+	defer f.mu.RUnlock()
 	var all []Tool
 	for _, c := range f.clients {
 		all = append(all, c.Tools()...)
@@ -979,11 +992,12 @@ type surveyed struct {
 	client *Client
 	list   *Adoption
 	err    error
+	cut    bool // err says no more than that the survey was ended
 }
 
 // survey asks all servers at once, each on a goroutine that it waits for, and
 // tells failed of those that cannot be adopted, as soon as that is known. A panic
-// in one is that one's failure.
+// or runtime.Goexit in one is that one's failure.
 func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surveyed {
 	found := make([]surveyed, len(clients))
 	var wg sync.WaitGroup
@@ -992,9 +1006,10 @@ func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surv
 		s.client = c
 		wg.Go(func() {
 			defer func() {
-				if v := recover(); v != nil {
+				if v := recover(); s.list == nil && s.err == nil {
 					s.err = &TransportError{Origin: Origin{Server: c.cfg.Name, Op: "adopt"}, Reason: ReasonProtocol, Detail: fmt.Sprintf("panic: %T", v)}
 				}
+				s.cut = ctx.Err() != nil && (errors.Is(s.err, context.Canceled) || errors.Is(s.err, context.DeadlineExceeded))
 				if s.err != nil {
 					failed(c)
 				}
@@ -1025,7 +1040,9 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func
 		if s.err == nil {
 			s.err = f.admit(s.client, s.list)
 		}
-		done(s)
+		if !s.cut {
+			done(s)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return abandoned("adopt", err)
@@ -1073,7 +1090,8 @@ func (f *Fleet) note(c *Client, err error) {
 	defer f.mu.Unlock()
 	delete(f.degraded, c)
 	if err != nil {
-		f.degraded[c] = degraded(c.cfg.Name, err)
+		reason := cmp.Or(absences[errorCode(err)], "it could not be used")
+		f.degraded[c] = Degraded{Server: c.cfg.Name, Class: classify(err, "").class, Reason: reason, Err: err}
 	}
 }
 
@@ -1093,12 +1111,6 @@ func unavailable(server string, err error) error {
 	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
 }
 
-// degraded states the failure of an optional server as data.
-func degraded(server string, err error) Degraded {
-	reason := cmp.Or(absences[errorCode(err)], "it cannot be used as configured")
-	return Degraded{Server: server, Class: classify(err, "").class, Reason: reason, Err: err}
-}
-
 // absences says why a server is missing, by the code of its error.
 var absences = map[string]string{
 	"TIMEOUT":            "it did not answer in time",
@@ -1110,31 +1122,42 @@ var absences = map[string]string{
 	"LIMIT":              "it did not speak the protocol",
 	"REFUSED":            "it refused to serve",
 	"BUDGET_EXCEEDED":    "the run was out of time",
+	"CONFIGURATION":      "it cannot be used as configured",
 }
 
 // forModel returns r as a model may read it: at most limit bytes of it, and each
-// text in an envelope.
+// text in an envelope. An envelope after the first counts, too, or a thousand
+// texts of one letter would be anything but short.
 func forModel(r *Result, source string, limit int) *Result {
 	out := *r
 	out.Content = nil
-	left, cut := limit, false
 	blocks := r.Content
 	if len(blocks) == 0 && r.Structured != nil {
 		blocks = []Content{{Type: "text", Text: string(r.Structured)}}
 	}
+	left, cut, envelope := limit, false, 0
 	for _, b := range blocks {
-		if len(b.Data) > left {
+		isText := b.Text != "" || b.Data == ""
+		size := len(b.Data) + len(b.MIMEType) + len(b.URI) + len(b.Name)
+		if b.Type != "text" {
+			size += len(b.Type)
+		}
+		if isText {
+			size += envelope
+		}
+		if size > left {
 			cut = true
 			continue // half an image is none
 		}
-		left -= len(b.Data)
-		if b.Text != "" || b.Data == "" {
+		left -= size
+		if isText {
 			text := cmp.Or(b.Text, string(b.Raw))
 			if len(text) > left {
 				text, cut = strings.ToValidUTF8(text[:left], ""), true
 			}
 			left -= len(text)
 			b.Text = envelop(source, text)
+			envelope = len(envelop(source, ""))
 		}
 		b.Raw = nil
 		out.Content = append(out.Content, b)
@@ -1212,7 +1235,7 @@ func ErrorResult(err error) *Result {
 		}
 	}
 	if wait > 0 {
-		details["retry_after_seconds"] = int64((wait + time.Second - 1) / time.Second)
+		details["retry_after_seconds"] = int64(math.Ceil(wait.Seconds()))
 	}
 	b, _ := appendValue(nil, map[string]any{"error": code, "message": message, "details": details}) // nothing in it can fail
 	return &Result{IsError: true, Content: []Content{{Type: "text", Text: string(b)}}}
@@ -1251,6 +1274,7 @@ var errorAdvice = map[string]string{
 
 // errorCode puts an error into the list.
 func errorCode(err error) string {
+	code := "UNEXPECTED"
 	switch e := rootOf(origins(err)).(type) {
 	case *ArgumentError:
 		if e.Unknown {
@@ -1266,8 +1290,8 @@ func errorCode(err error) string {
 	case *ProtocolError:
 		return "INVALID_RESULT"
 	case *UnavailableError:
-		if e.State != BreakerClosed || e.Err == nil {
-			return "SERVER_UNAVAILABLE"
+		if code = "SERVER_UNAVAILABLE"; e.State != BreakerClosed || e.Err == nil {
+			return code
 		}
 	}
 	var se *SchemaError
@@ -1280,7 +1304,7 @@ func errorCode(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "CANCELLED"
 	}
-	return "UNEXPECTED"
+	return code
 }
 
 func transportCode(e *TransportError) string {
@@ -1329,6 +1353,10 @@ func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, er
 	p.file(bytes.TrimPrefix(data, []byte("\ufeff")))
 	return p.configs, errors.Join(p.errs...)
 }
+
+// MarshalText is what a log in JSON shows of c, also where it is one of many:
+// the same as String, and nothing that could be read back.
+func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // A setting is one key of a configuration file, and where it goes.
 type setting struct {
@@ -1384,7 +1412,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	want, to := "", s.field(c)
 	duration, _ := to.(*time.Duration)
 	var seconds float64
-	switch to.(type) {
+	switch t := to.(type) {
 	case *string:
 		want = "want text"
 	case *bool:
@@ -1396,7 +1424,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	case *[]string:
 		want = "want a list of texts"
 	case *map[string]string:
-		want = "want an object of texts"
+		want, *t = "want an object of texts", nil // else the layers would mix
 	}
 	if v, err := decodeValue(raw); err != nil || hasNull(v) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
 		return want
@@ -1432,12 +1460,18 @@ type configParser struct {
 	errs    []error
 }
 
-func (p *configParser) problem(e ConfigError) { p.errs = append(p.errs, &e) }
+func (p *configParser) problem(key, detail string) {
+	p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail})
+}
 
 // file reads the whole document in either form.
 func (p *configParser) file(data []byte) {
+	if !utf8.Valid(data) { // encoding/json would put question marks into a password
+		p.problem("", "this is not UTF-8 text")
+		return
+	}
 	if _, err := decodeValue(data); err != nil { // which refuses a key that occurs twice
-		p.problem(ConfigError{Layer: "file", Detail: "this is not valid JSON" + position(data)})
+		p.problem("", "this is not valid JSON"+position(data))
 		return
 	}
 	const want = "want a list of servers, or an object mcpServers"
@@ -1450,17 +1484,17 @@ func (p *configParser) file(data []byte) {
 	}
 	var top map[string]json.RawMessage
 	if json.Unmarshal(data, &top) != nil || top == nil {
-		p.problem(ConfigError{Layer: "file", Detail: want})
+		p.problem("", want)
 		return
 	}
 	for _, k := range slices.Sorted(maps.Keys(top)) {
 		if k != "mcpServers" {
-			p.problem(ConfigError{Key: k, Layer: "file", Detail: "unknown key" + suggest(k, []string{"mcpServers"})})
+			p.problem(k, "unknown key"+suggest(k, []string{"mcpServers"}))
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(top["mcpServers"])) // a map would lose the order of the file
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		p.problem(ConfigError{Key: "mcpServers", Layer: "file", Detail: want})
+		p.problem("mcpServers", want)
 		return
 	}
 	for d.More() {
@@ -1486,73 +1520,107 @@ func position(data []byte) string {
 // server reads one server: the file's keys, the environment over them, and the
 // check of the whole. Host says that it is of the `mcpServers` form.
 func (p *configParser) server(label string, raw json.RawMessage, host bool) {
-	before, layers := len(p.errs), map[string]string{} // which layer each key is from
-	problem := func(layer, key string, raw json.RawMessage, detail string) {
-		p.problem(ConfigError{Server: label, Key: key, Layer: layer, Value: shown(key, raw), Detail: detail})
-	}
-	var given map[string]json.RawMessage
-	if json.Unmarshal(raw, &given) != nil || given == nil {
-		problem("file", "", nil, "want an object")
+	e := entry{label: label, layer: map[string]string{}}
+	if !e.open(raw, host) {
 		return
 	}
-	if host && string(given["disabled"]) == "true" {
-		return
+	e.assign("file", e.given, p.expand)
+	e.assign("environment", p.environment(&e.Config), func(any) string { return "" })
+	if host && len(e.Command) > 0 && e.EnvAllow == nil {
+		e.EnvAllow = slices.Clone(hostEnv)
 	}
-	if host {
-		fromHost(given, label)
-	} else if name := ""; json.Unmarshal(given["name"], &name) == nil {
-		label = name
+	if len(e.errs) == 0 { // else it would report consequences as causes
+		for _, found := range e.problems() {
+			found.Server, found.Layer = e.label, cmp.Or(e.layer[found.Key], "file")
+			e.errs = append(e.errs, found)
+		}
 	}
-	if raw, ok := given["retry"]; ok {
+	name := envName(e.Name)
+	if len(e.errs) == 0 && p.taken[name] {
+		e.problem("file", "name", e.given["name"], "two servers answer to this name; rename one")
+	}
+	if p.errs = append(p.errs, e.errs...); len(e.errs) == 0 {
+		p.taken[name] = true
+		p.configs = append(p.configs, e.Config)
+	}
+}
+
+// An entry is one server of the file, on its way to a Config.
+type entry struct {
+	Config
+	label string                     // its name, or its place in the list if it has none
+	given map[string]json.RawMessage // what the file says, by our keys
+	layer map[string]string          // where the value of each key is from
+	errs  []error
+}
+
+func (e *entry) problem(layer, key string, value json.RawMessage, detail string) {
+	e.errs = append(e.errs, &ConfigError{Server: e.label, Key: key, Layer: layer, Value: shown(key, value), Detail: detail})
+}
+
+// open reads the keys of the file and spells them as settings has them. It
+// reports whether there is anything to read; a server may be disabled.
+func (e *entry) open(raw json.RawMessage, host bool) bool {
+	if json.Unmarshal(raw, &e.given) != nil || e.given == nil {
+		e.problem("file", "", nil, "want an object")
+		return true
+	}
+	if host && !e.fromHost() {
+		return false
+	}
+	if name := ""; !host && json.Unmarshal(e.given["name"], &name) == nil && name != "" {
+		e.label = name
+	}
+	if raw, ok := e.given["retry"]; ok {
 		var retry map[string]json.RawMessage
 		if json.Unmarshal(raw, &retry) != nil || retry == nil {
-			problem("file", "retry", raw, "want an object")
+			e.problem("file", "retry", raw, "want an object")
 		}
-		for k, v := range retry {
-			given["retry."+k] = v
-		}
-		delete(given, "retry")
-	}
-	for _, k := range slices.Sorted(maps.Keys(given)) {
-		if !slices.ContainsFunc(settings, func(s setting) bool { return s.key == k }) {
-			problem("file", k, nil, "unknown key"+suggest(k, settingKeys()))
+		delete(e.given, "retry")
+		for _, k := range slices.Sorted(maps.Keys(retry)) {
+			e.give("retry."+k, "retry", retry[k])
 		}
 	}
-	var c Config
-	assign := func(layer string, given map[string]json.RawMessage) {
-		for _, s := range settings {
-			raw, ok := given[s.key]
-			if !ok {
-				continue
-			}
-			layers[s.key] = layer
-			detail := s.set(&c, raw)
-			if detail == "" && layer == "file" {
-				detail = p.expand(s.field(&c))
-			}
-			if detail != "" {
-				problem(layer, s.key, raw, detail)
+	known := make([]string, len(settings))
+	for i, s := range settings {
+		known[i] = s.key
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.given)) {
+		if slices.Contains(known, k) {
+			continue
+		}
+		hint := suggest(k, known)
+		for _, h := range hostKeys {
+			if h.theirs == k && h.ours != "" {
+				hint = suggest(h.ours, known)
 			}
 		}
+		e.problem("file", k, nil, "unknown key"+hint)
 	}
-	assign("file", given)
-	assign("environment", p.environment(&c))
-	if host && len(c.Command) > 0 && c.EnvAllow == nil {
-		c.EnvAllow = slices.Clone(hostEnv)
+	return true
+}
+
+// give is what the file says of a setting in other words.
+func (e *entry) give(key, words string, value json.RawMessage) {
+	if _, twice := e.given[key]; twice {
+		e.problem("file", words, nil, "this says what "+key+" says, too; leave one of them out")
+		return
 	}
-	if len(p.errs) == before { // else it would report consequences as causes
-		for _, e := range c.problems() {
-			e.Server, e.Layer = label, cmp.Or(layers[e.Key], "file")
-			p.errs = append(p.errs, e)
+	e.given[key] = value
+}
+
+// assign takes the values of a layer into the Config. Then finish says what is
+// still wrong with a field that has one, "" if nothing is.
+func (e *entry) assign(layer string, given map[string]json.RawMessage, finish func(field any) string) {
+	for _, s := range settings {
+		raw, ok := given[s.key]
+		if !ok {
+			continue
 		}
-	}
-	switch name := envName(c.Name); {
-	case len(p.errs) > before:
-	case p.taken[name]:
-		problem("file", "name", given["name"], "two servers answer to this name; rename one")
-	default:
-		p.taken[name] = true
-		p.configs = append(p.configs, c)
+		e.layer[s.key] = layer
+		if detail := cmp.Or(s.set(&e.Config, raw), finish(s.field(&e.Config))); detail != "" {
+			e.problem(layer, s.key, raw, detail)
+		}
 	}
 }
 
@@ -1562,14 +1630,23 @@ var hostEnv = []string{"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
 // hostKeys are the keys of other hosts' files: the setting that each stands
 // for, or "" where it does not concern a client library.
-var hostKeys = map[string]string{
-	"args": "command", "url": "endpoint", "type": "transport", "cwd": "dir",
-	"disabled": "", "alwaysAllow": "", "autoApprove": "", "description": "",
+var hostKeys = []struct{ theirs, ours string }{
+	{"url", "endpoint"}, {"serverUrl", "endpoint"}, {"type", "transport"}, {"cwd", "dir"}, {"args", "command"},
+	{"disabled", ""}, {"alwaysAllow", ""}, {"autoApprove", ""}, {"description", ""},
 }
 
-// fromHost spells a server of an `mcpServers` object in our keys. Names there are
-// free text; characters that ours lack fold to '-'.
-func fromHost(m map[string]json.RawMessage, name string) {
+// fromHost spells a server of an `mcpServers` object in our keys, and reports
+// whether it is enabled. Names there are free text; characters that ours lack
+// fold to '-'.
+func (e *entry) fromHost() bool {
+	m := e.given
+	disabled := false
+	if raw, ok := m["disabled"]; ok && json.Unmarshal(raw, &disabled) != nil {
+		e.problem("file", "disabled", raw, "want true or false")
+	}
+	if disabled {
+		return false
+	}
 	if command, args := m["command"], m["args"]; command != nil || args != nil {
 		argv := texts(command) // without a command a null, since args alone are no argv
 		if args != nil {
@@ -1579,18 +1656,20 @@ func fromHost(m map[string]json.RawMessage, name string) {
 		delete(m, "args")
 	}
 	kind := ""
-	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(kind, "http") || kind == "sse") {
+	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(strings.ToLower(kind), "http") || strings.EqualFold(kind, "sse")) {
 		m["type"] = json.RawMessage(`"http"`)
 	}
-	for theirs, ours := range hostKeys {
-		if raw, ok := m[theirs]; ok && ours != "" {
-			m[ours] = raw
+	for _, k := range hostKeys {
+		raw, ok := m[k.theirs]
+		delete(m, k.theirs)
+		if ok && k.ours != "" {
+			e.give(k.ours, k.theirs, raw)
 		}
-		delete(m, theirs)
 	}
 	if m["name"] == nil {
-		m["name"], _ = appendValue(nil, foldName(name, '-'))
+		m["name"], _ = appendValue(nil, foldName(e.label, '-'))
 	}
+	return true
 }
 
 // texts returns the elements of a list, or the one text that stands for a list
@@ -1691,15 +1770,6 @@ func (p *configParser) resolve(text string) (out, missing string) {
 	}
 }
 
-// settingKeys lists the keys that a file may use.
-func settingKeys() []string {
-	keys := slices.Sorted(maps.Keys(hostKeys))
-	for _, s := range settings {
-		keys = append(keys, s.key)
-	}
-	return keys
-}
-
 // suggest returns "; did you mean …" if a known word is near.
 func suggest(word string, known []string) string {
 	const long = 64 // a tool's name is the server's, and may be anything
@@ -1719,13 +1789,13 @@ func suggest(word string, known []string) string {
 	return "; did you mean " + strconv.Quote(best) + "?"
 }
 
-// shown renders a value for an error. Headers and variables are secrets, a URL
-// loses its user info and query; what remains is cut short.
+// shown renders a value for an error. Headers, variables and arguments are
+// secrets, a URL loses its user info and query; what remains is cut short.
 func shown(key string, raw json.RawMessage) string {
 	switch {
 	case raw == nil:
 		return ""
-	case key == "headers", key == "env":
+	case key == "headers", key == "env", key == "command" && bytes.ContainsAny(raw, ", "): // arguments
 		return "***"
 	case key == "endpoint":
 		var s string

@@ -147,7 +147,7 @@ type Operation struct {
 // Name, CallTimeout, MaxInFlight, Retry, BreakerFailures and BreakerReset of its
 // Config, is safe for concurrent use, and has no goroutine.
 type Guard struct {
-	cfg    Config
+	cfg    *Config // not changed; a pointer, behind which fmt does not look for secrets
 	opt    Options
 	info   func() *ServerInfo // for spans; may be nil
 	slots  chan struct{}      // an element for each reach in flight; nil means no limit
@@ -165,7 +165,8 @@ type Guard struct {
 
 // NewGuard returns the policy that cfg declares. A nil o means defaults.
 func NewGuard(cfg Config, o *Options) *Guard {
-	g := &Guard{cfg: cfg.withDefaults(), base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32())}
+	cfg = cfg.withDefaults()
+	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32())}
 	if o != nil {
 		g.opt = *o
 	}
@@ -291,17 +292,20 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		return ruling{retry: ended}, err
 	}
 	var spanEnd func(Health, error)
+	var h Health
 	// What holds if this function is left by a panic or runtime.Goexit: of a
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
+	// Four, from the last to the first, so that each happens whatever becomes of
+	// the one before: there are hooks among them.
+	defer g.deliver()
 	defer func() {
-		h := g.settle(o, t, r, start, spanEnd != nil)
-		g.release()
 		if spanEnd != nil {
 			spanEnd(h, err)
 		}
-		g.deliver()
 	}()
+	defer g.release()
+	defer func() { h = g.settle(o, t, r, start, spanEnd != nil) }()
 	g.deliver() // that a probe goes out
 	rctx, cancel := ctx, func() {}
 	if g.opt.Trace != nil {
@@ -325,7 +329,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	switch {
 	case gone(ctx):
 		by = OutcomeCancelled
-	case runBinds && g.now() >= o.end:
+	case runBinds && (rctx.Err() != nil || g.now() >= o.end):
 		by = OutcomeBudget
 	case rctx.Err() != nil:
 		by = OutcomeTimeout
@@ -547,13 +551,12 @@ func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp strin
 		return 0, "exhausted"
 	}
 	g.mu.Lock()
-	open := g.breaker.mode == BreakerOpen
-	wait = plus(r.after, jitter(ceiling(c.BaseDelay, c.MaxDelay, o.attempts), g.drawLocked))
-	g.mu.Unlock()
-	switch {
-	case open:
+	defer g.mu.Unlock()
+	if g.breaker.mode == BreakerOpen {
 		return 0, "breaker"
-	case wait >= o.end-g.now(): // said now, with the fault in hand, and not when the run is over
+	}
+	wait = plus(r.after, jitter(ceiling(c.BaseDelay, c.MaxDelay, o.attempts), g.drawLocked))
+	if wait >= o.end-g.now() { // said now, with the fault in hand, and not when the run is over
 		return 0, "deadline"
 	}
 	return wait, ""
@@ -600,19 +603,48 @@ func (g *Guard) ended(o *operation, cancelled bool) error {
 	return g.stamp(o, &BudgetError{Breached: "run_seconds", Sent: o.sent, Err: cause}, gaveUp)
 }
 
-// stamp says on err which operation it ended, and why. It does so on a copy where
-// a session may hand one error to many callers.
+// stamp says on err which operation it ended, and why. It does so on a copy: a
+// session may hand one error to many callers.
 func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
-	err = ownCopy(err)
-	if e, ok := err.(*TransportError); ok {
+	ours := origins(err)
+	if ours == nil {
+		return err
+	}
+	own := ownCopy(ours).(originator)
+	switch e := own.(type) {
+	case *TransportError:
 		e.Sent = e.Sent || o.sent // an earlier attempt may have run, whatever became of the last
+	case *UnavailableError:
+		own = copied(e)
+	case *ArgumentError:
+		own = copied(e)
+	case *BudgetError:
+		own = copied(e)
 	}
-	if ours := origins(err); ours != nil {
-		if by := ours.origin(); by.Call == "" { // else a policy further in has signed it
-			*by = Origin{cmp.Or(by.Server, g.cfg.Name), cmp.Or(by.Op, o.Name), g.id(o), o.attempts, gaveUp}
-		}
+	if by := own.origin(); by.Call == "" { // else a policy further in has signed it
+		*by = Origin{cmp.Or(by.Server, g.cfg.Name), cmp.Or(by.Op, o.Name), g.id(o), o.attempts, gaveUp}
 	}
-	return err
+	if err == error(ours) {
+		return own
+	}
+	return &stamped{err, own}
+}
+
+// A stamped error is one of somebody else's, around one of ours that he may have
+// handed to others too: a copy is found in its place.
+type stamped struct {
+	error
+	own originator
+}
+
+func (e *stamped) Unwrap() error { return e.error }
+
+// As finds the copy first.
+func (e *stamped) As(target any) bool { return errors.As(e.own, target) }
+
+func copied[T any](v *T) *T {
+	c := *v
+	return &c
 }
 
 // drawLocked returns a number in [0, n), whatever the source does. It requires
@@ -622,7 +654,10 @@ func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-
 func (g *Guard) now() time.Duration { return time.Since(g.base) }
 
 // An originator is an error of this package.
-type originator interface{ origin() *Origin }
+type originator interface {
+	error
+	origin() *Origin
+}
 
 // origins returns the outermost error of this package in err, or nil.
 func origins(err error) originator {
@@ -683,8 +718,8 @@ const (
 )
 
 var (
-	errToolFailed = errors.New("mcp: the tool failed")                          // of a reach: a result with isError
-	errAbandoned  = errors.New("mcp: the reach panicked or left its goroutine") // for its span
+	errToolFailed = errors.New("mcp: the tool failed")                   // of a reach: a result with isError
+	errAbandoned  = errors.New("mcp: it panicked or left its goroutine") // a reach, or a compensation
 )
 
 // classify is the table of what each ending means. When several things are true
@@ -1165,34 +1200,32 @@ func (e *SagaError) Error() string {
 func (e *SagaError) Unwrap() error { return e.Err }
 
 // undo runs the compensations of done, last first, each whatever became of those
-// before it.
+// before it: hence the defers, which runtime.Goexit does not pass over either.
 func (s *Saga) undo(ctx context.Context, done []sagaStep, failed *SagaError) {
-	for _, step := range slices.Backward(done) {
-		if step.undo == nil {
-			continue
+	if len(done) == 0 {
+		return
+	}
+	step := done[len(done)-1]
+	defer s.undo(ctx, done[:len(done)-1], failed)
+	if step.undo == nil {
+		return
+	}
+	err := errAbandoned
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
 		}
-		err := compensate(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second), step)
 		if err == nil {
 			failed.Undone = append(failed.Undone, step.name)
-			continue
+			return
 		}
+		err = fmt.Errorf("step %q: %w", step.name, err)
 		failed.Stuck = append(failed.Stuck, err)
 		if s.Logger != nil {
 			s.Logger.Error("mcp: saga: a step was not undone", "step", step.name, "err", err)
 		}
-	}
-}
-
-func compensate(ctx context.Context, timeout time.Duration, step sagaStep) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("step %q: panic: %v", step.name, v)
-		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second))
 	defer cancel()
-	if err := step.undo(ctx); err != nil {
-		return fmt.Errorf("step %q: %w", step.name, err)
-	}
-	return nil
+	err = step.undo(ctx)
 }
