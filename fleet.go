@@ -86,11 +86,8 @@ func New(cfg Config, o *Options) (*Client, error) {
 
 // NewClient returns a Client over any Session: usually a [ResilientSession].
 func NewClient(s Session, cfg Config, o *Options) *Client {
-	if o == nil {
-		o = &Options{}
-	}
 	cfg = cfg.withDefaults()
-	c := &Client{s: s, cfg: &cfg, o: o, large: make(chan struct{}, 1)}
+	c := &Client{s: s, cfg: &cfg, o: cmp.Or(o, &Options{}), large: make(chan struct{}, 1)}
 	newFleet(c)
 	if speaker, ok := innermost(s).(reconnecter); ok {
 		speaker.onReconnect(func(ctx context.Context) { c.compare(ctx, speaker) })
@@ -150,10 +147,8 @@ func (c *Client) Drift() []Drift {
 // the server has announced it, has vouched for it only for a time that has
 // passed, or has come back different.
 func (c *Client) Stale() bool {
-	if s, ok := innermost(c.s).(interface{ stale() bool }); ok && s.stale() {
-		return true
-	}
-	return len(c.Drift()) > 0
+	s, ok := innermost(c.s).(interface{ stale() bool })
+	return ok && s.stale() || len(c.Drift()) > 0
 }
 
 // Call calls an adopted tool, by its model-facing name or the server's own; the
@@ -347,17 +342,16 @@ func unheld(which, tool string, s *schema) (parts []Rejection) {
 
 // driftTo names the differences between two adoptions, by tool.
 func (a *Adoption) driftTo(now *Adoption, server string) (out []Drift) {
-	for _, name := range slices.Sorted(maps.Keys(a.held)) {
+	all := maps.Clone(a.held)
+	maps.Copy(all, now.held)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		switch had, has := a.held[name], now.held[name]; {
+		case had == nil:
+			out = append(out, Drift{server, has.Remote, "added", ""})
 		case has == nil:
 			out = append(out, Drift{server, had.Remote, "removed", ""})
 		case has.digest != had.digest:
 			out = append(out, Drift{server, has.Remote, "changed", difference(had.Tool, has.Tool)})
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(now.held)) {
-		if a.held[name] == nil {
-			out = append(out, Drift{server, now.held[name].Remote, "added", ""})
 		}
 	}
 	return out
@@ -411,9 +405,8 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 		return nil, err
 	}
 	if issues != nil { // on a copy: the session may have given its result to others, too
-		advised := *r
-		advised.Issues = append(issues, r.Issues...)
-		r = &advised
+		r = copied(r)
+		r.Issues = append(issues, r.Issues...)
 	}
 	return r, nil
 }
@@ -1030,12 +1023,7 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func
 	case <-ctx.Done():
 		return abandoned("adopt", ctx.Err())
 	}
-	var some []*Client
-	for _, c := range f.clients {
-		if meant(c) {
-			some = append(some, c)
-		}
-	}
+	some := slices.DeleteFunc(slices.Clone(f.clients), func(c *Client) bool { return !meant(c) })
 	for _, s := range survey(ctx, some, func(*Client) {}) {
 		if s.err == nil {
 			s.err = f.admit(s.client, s.list)
@@ -1095,17 +1083,14 @@ func (f *Fleet) note(c *Client, err error) {
 	}
 }
 
-// abandoned is the error of an operation on the fleet whose caller, or whose run,
-// has ended.
+// abandoned is the error of an operation on the fleet that its caller, or its run, ended.
 func abandoned(op string, err error) error {
 	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
 }
 
 // unavailable dresses the failure of a required server.
 func unavailable(server string, err error) error {
-	var ue *UnavailableError
-	var ce *ConfigError
-	if errors.As(err, &ue) || errors.As(err, &ce) {
+	if errors.As(err, new(*UnavailableError)) || errors.As(err, new(*ConfigError)) {
 		return err
 	}
 	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
@@ -1138,10 +1123,7 @@ func forModel(r *Result, source string, limit int) *Result {
 	left, cut, envelope := limit, false, 0
 	for _, b := range blocks {
 		isText := b.Text != "" || b.Data == ""
-		size := len(b.Data) + len(b.MIMEType) + len(b.URI) + len(b.Name)
-		if b.Type != "text" {
-			size += len(b.Type)
-		}
+		size := len(b.Data) + len(b.MIMEType) + len(b.URI) + len(b.Name) + max(0, len(b.Type)-len("resource_link"))
 		if isText {
 			size += envelope
 		}
@@ -1172,28 +1154,20 @@ func forModel(r *Result, source string, limit int) *Result {
 	return &out
 }
 
-// envelop marks text as data of a source, which is a name of ours. Where the text contains the closing
-// tag, the tag is broken up, however it is spelt.
+// envelop marks text as data of a source, which is a name of ours. Where the text
+// contains the closing tag, the tag is broken up, however it is spelt.
 func envelop(source, text string) string {
-	const tag = "untrusted-data"
+	const tag, dash = "untrusted-data", len("untrusted")
 	var b strings.Builder
 	b.WriteString("<" + tag + ` source="` + source + "\">\n")
-	lower := []byte(text) // byte for byte: what strings.ToLower returns may be longer or shorter
-	for i, c := range lower {
-		if 'A' <= c && c <= 'Z' {
-			lower[i] += 'a' - 'A'
+	written := 0
+	for i := range len(text) - (len(tag) - 1) {
+		if text[i+dash] == '-' && strings.EqualFold(text[i:i+len(tag)], tag) {
+			b.WriteString(text[written:i+dash] + "\u200b")
+			written = i + dash
 		}
 	}
-	for {
-		i := bytes.Index(lower, []byte(tag))
-		if i < 0 {
-			break
-		}
-		i += len("untrusted")
-		b.WriteString(text[:i] + "\u200b")
-		text, lower = text[i:], lower[i:]
-	}
-	b.WriteString(text + "\n</" + tag + ">")
+	b.WriteString(text[written:] + "\n</" + tag + ">")
 	return b.String()
 }
 
@@ -1205,17 +1179,11 @@ func envelop(source, text string) string {
 func ErrorResult(err error) *Result {
 	code := errorCode(err)
 	message, details := errorAdvice[code], map[string]any{}
-	var origin Origin
 	ours := origins(err)
 	if ours != nil {
-		origin = *ours.origin()
+		details["server"], details["call"] = ours.origin().Server, ours.origin().Call
 	}
-	if origin.Server != "" {
-		details["server"] = origin.Server
-	}
-	if origin.Call != "" {
-		details["call"] = origin.Call
-	}
+	maps.DeleteFunc(details, func(_ string, v any) bool { return v == "" })
 	var wait time.Duration
 	switch e := rootOf(ours).(type) {
 	case *TransportError:
@@ -1294,12 +1262,10 @@ func errorCode(err error) string {
 			return code
 		}
 	}
-	var se *SchemaError
-	var ce *ConfigError
 	switch {
-	case errors.As(err, &se):
+	case errors.As(err, new(*SchemaError)):
 		return "SCHEMA"
-	case errors.As(err, &ce):
+	case errors.As(err, new(*ConfigError)):
 		return "CONFIGURATION"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "CANCELLED"
@@ -1319,14 +1285,9 @@ func transportCode(e *TransportError) string {
 		return "SERVER_UNAVAILABLE"
 	case e.Status >= 300:
 		return "REFUSED"
-	case e.Reason == ReasonTimeout:
-		return "TIMEOUT"
-	case e.Reason == ReasonDisconnected:
-		return "DISCONNECTED"
-	case e.Reason == ReasonLimit:
-		return "LIMIT"
 	}
-	return "PROTOCOL"
+	rest := map[Reason]string{ReasonTimeout: "TIMEOUT", ReasonDisconnected: "DISCONNECTED", ReasonLimit: "LIMIT"}
+	return cmp.Or(rest[e.Reason], "PROTOCOL")
 }
 
 // LoadConfigs reads a file as [ParseConfigs] does, with the environment of this
@@ -1426,7 +1387,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	case *map[string]string:
 		want, *t = "want an object of texts", nil // else the layers would mix
 	}
-	if v, err := decodeValue(raw); err != nil || hasNull(v) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
+	if hasNull(raw) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
 		return want
 	}
 	if duration != nil {
@@ -1438,18 +1399,14 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	return ""
 }
 
-// hasNull reports whether a null is in v, which encoding/json takes for any
+// hasNull reports whether a null is in raw, which encoding/json takes for any
 // value that is left as it was.
-func hasNull(v any) bool {
-	switch v := v.(type) {
-	case nil:
-		return true
-	case []any:
-		return slices.ContainsFunc(v, hasNull)
-	case map[string]any:
-		return slices.ContainsFunc(slices.Collect(maps.Values(v)), hasNull)
+func hasNull(raw json.RawMessage) bool {
+	for d := json.NewDecoder(bytes.NewReader(raw)); ; {
+		if t, err := d.Token(); err != nil || t == nil {
+			return err == nil
+		}
 	}
-	return false
 }
 
 // A configParser collects the servers of one file, and its problems.
@@ -1586,16 +1543,9 @@ func (e *entry) open(raw json.RawMessage, host bool) bool {
 		known[i] = s.key
 	}
 	for _, k := range slices.Sorted(maps.Keys(e.given)) {
-		if slices.Contains(known, k) {
-			continue
+		if !slices.Contains(known, k) {
+			e.problem("file", k, nil, "unknown key"+suggest(cmp.Or(hostKeys[k], k), known))
 		}
-		hint := suggest(k, known)
-		for _, h := range hostKeys {
-			if h.theirs == k && h.ours != "" {
-				hint = suggest(h.ours, known)
-			}
-		}
-		e.problem("file", k, nil, "unknown key"+hint)
 	}
 	return true
 }
@@ -1630,9 +1580,9 @@ var hostEnv = []string{"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
 // hostKeys are the keys of other hosts' files: the setting that each stands
 // for, or "" where it does not concern a client library.
-var hostKeys = []struct{ theirs, ours string }{
-	{"url", "endpoint"}, {"serverUrl", "endpoint"}, {"type", "transport"}, {"cwd", "dir"}, {"args", "command"},
-	{"disabled", ""}, {"alwaysAllow", ""}, {"autoApprove", ""}, {"description", ""},
+var hostKeys = map[string]string{
+	"args": "command", "url": "endpoint", "serverUrl": "endpoint", "type": "transport", "cwd": "dir",
+	"disabled": "", "alwaysAllow": "", "autoApprove": "", "description": "",
 }
 
 // fromHost spells a server of an `mcpServers` object in our keys, and reports
@@ -1659,11 +1609,11 @@ func (e *entry) fromHost() bool {
 	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(strings.ToLower(kind), "http") || strings.EqualFold(kind, "sse")) {
 		m["type"] = json.RawMessage(`"http"`)
 	}
-	for _, k := range hostKeys {
-		raw, ok := m[k.theirs]
-		delete(m, k.theirs)
-		if ok && k.ours != "" {
-			e.give(k.ours, k.theirs, raw)
+	for _, theirs := range slices.Sorted(maps.Keys(hostKeys)) {
+		raw, ok := m[theirs]
+		delete(m, theirs)
+		if ours := hostKeys[theirs]; ok && ours != "" {
+			e.give(ours, theirs, raw)
 		}
 	}
 	if m["name"] == nil {
@@ -1727,12 +1677,21 @@ func envName(s string) string {
 // expand resolves the variables in the texts of a field, and returns what is
 // wrong with them, "" if nothing is.
 func (p *configParser) expand(field any) (problem string) {
-	resolve := func(text string) string {
-		text, missing := p.resolve(text)
-		if missing != "" && problem == "" {
-			problem = "variable " + missing + " is not set; set it, or write ${" + missing + ":-default}"
+	resolve := func(text string) (out string) {
+		for {
+			head, rest, found := strings.Cut(text, "${")
+			ref, tail, closed := strings.Cut(rest, "}")
+			if !found || !closed {
+				return out + text
+			}
+			name, value, hasDefault := strings.Cut(ref, ":-")
+			if set, ok := p.lookup(name); set != "" || ok && !hasDefault {
+				value = set
+			} else if !hasDefault && problem == "" {
+				problem = "variable " + name + " is not set; set it, or write ${" + name + ":-default}"
+			}
+			out, text = out+head+value, tail
 		}
-		return text
 	}
 	switch f := field.(type) {
 	case *string:
@@ -1747,27 +1706,6 @@ func (p *configParser) expand(field any) (problem string) {
 		}
 	}
 	return problem
-}
-
-// resolve puts the values of variables in their place. Missing is the first that
-// is not set and has no default.
-func (p *configParser) resolve(text string) (out, missing string) {
-	for {
-		head, rest, found := strings.Cut(text, "${")
-		ref, tail, closed := strings.Cut(rest, "}")
-		if !found || !closed {
-			return out + text, missing
-		}
-		name, byDefault, hasDefault := strings.Cut(ref, ":-")
-		value, set := p.lookup(name)
-		switch {
-		case hasDefault && value == "":
-			value = byDefault
-		case !set && missing == "":
-			missing = name
-		}
-		out, text = out+head+value, tail
-	}
 }
 
 // suggest returns "; did you mean …" if a known word is near.
@@ -1838,22 +1776,15 @@ func cleanURL(s string) string {
 // reservedHeader reports whether the protocol or HTTP itself sets a header, or
 // whether it would make net/http repeat requests behind our back.
 func reservedHeader(name string) bool {
+	const others = "accept accept-encoding connection content-length content-type host idempotency-key " +
+		"last-event-id trailer transfer-encoding upgrade x-idempotency-key"
 	name = strings.ToLower(name)
-	switch name {
-	case "accept", "content-type", "content-length", "transfer-encoding", "connection", "host", "trailer", "upgrade",
-		"last-event-id", "idempotency-key", "x-idempotency-key", "accept-encoding":
-		return true
-	}
-	return strings.HasPrefix(name, "mcp-")
+	return strings.HasPrefix(name, "mcp-") || slices.Contains(strings.Fields(others), name)
 }
 
 // headerToken reports whether s is a field name (RFC 9110, section 5.6.2).
 func headerToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+	})
 }

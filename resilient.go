@@ -106,28 +106,22 @@ func (r Reach) Name() string { return "mcp." + r.Server + "." + r.Operation }
 // OpenTelemetry's conventions for MCP name. No argument or result is among
 // them. The span's error.type, when it ends, is [Health.ErrorType].
 func (r Reach) Attrs() []slog.Attr {
-	method, transport, protocol, execute := r.Operation, "", "", ""
+	method, execute := r.Operation, ""
 	if method == "connect" {
 		method = "initialize"
-	}
-	switch r.Transport {
-	case "stdio":
-		transport = "pipe"
-	case "http":
-		transport, protocol = "tcp", "http"
 	}
 	if r.Tool != "" {
 		execute = "execute_tool"
 	}
-	attrs := []slog.Attr{
+	wire := map[string][2]string{"stdio": {"pipe", ""}, "http": {"tcp", "http"}}[r.Transport]
+	return slices.DeleteFunc([]slog.Attr{
 		slog.String("adk.mcp.server", r.Server), slog.String("adk.mcp.operation", r.Operation),
 		slog.String("adk.mcp.breaker", r.State.String()), slog.String("adk.mcp.call", r.Call),
 		slog.Int("adk.mcp.attempt", r.Attempt), slog.String("mcp.method.name", method),
 		slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", execute),
 		slog.String("mcp.protocol.version", r.Protocol),
-		slog.String("network.transport", transport), slog.String("network.protocol.name", protocol),
-	}
-	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
+		slog.String("network.transport", wire[0]), slog.String("network.protocol.name", wire[1]),
+	}, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
 // An Operation says what a [Guard] is asked to do.
@@ -149,8 +143,8 @@ type Operation struct {
 type Guard struct {
 	cfg    *Config // not changed; a pointer, behind which fmt does not look for secrets
 	opt    Options
-	info   func() *ServerInfo // for spans; may be nil
-	slots  chan struct{}      // an element for each reach in flight; nil means no limit
+	info   func() *ServerInfo // for spans; of what may be nil
+	slots  chan struct{}      // an element for each reach in flight
 	base   time.Time          // instants are durations since
 	prefix string             // of call ids
 	ids    atomic.Uint64      // call ids made
@@ -166,16 +160,17 @@ type Guard struct {
 // NewGuard returns the policy that cfg declares. A nil o means defaults.
 func NewGuard(cfg Config, o *Options) *Guard {
 	cfg = cfg.withDefaults()
-	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32())}
+	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32()), info: func() *ServerInfo { return nil }}
 	if o != nil {
 		g.opt = *o
 	}
 	if g.opt.Rand == nil {
 		g.opt.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())).Int64N
 	}
-	if g.cfg.MaxInFlight > 0 {
-		g.slots = make(chan struct{}, g.cfg.MaxInFlight)
+	if cfg.MaxInFlight < 0 {
+		cfg.MaxInFlight = math.MaxInt32 // no limit, and a channel of nothing takes no memory
 	}
+	g.slots = make(chan struct{}, cfg.MaxInFlight)
 	g.breaker = breaker{limit: g.cfg.BreakerFailures, reset: max(0, g.cfg.BreakerReset), draw: g.drawLocked}
 	g.health.Server = g.cfg.Name
 	return g
@@ -203,10 +198,6 @@ func NewGuard(cfg Config, o *Options) *Guard {
 //	deadline   the run is over before another attempt could begin
 //	breaker    the breaker is open
 //	cancelled  the caller gave up
-//
-// In runs that always end before the ceiling a server that hangs never shows,
-// because the run's own clock runs out first: keep CallTimeout well below the
-// time that a run has.
 func (g *Guard) Do(ctx context.Context, op Operation, fn func(ctx context.Context) error) error {
 	return g.do(ctx, op, 0, reachFunc(fn))
 }
@@ -291,25 +282,23 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		g.release()
 		return ruling{retry: ended}, err
 	}
-	var spanEnd func(Health, error)
 	var h Health
+	spanEnd := func(Health, error) {}
 	// What holds if this function is left by a panic or runtime.Goexit: of a
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
-	// Four, from the last to the first, so that each happens whatever becomes of
-	// the one before: there are hooks among them.
+	// Last to first. Each is done whatever becomes of those before: hooks panic.
 	defer g.deliver()
-	defer func() {
-		if spanEnd != nil {
-			spanEnd(h, err)
-		}
-	}()
+	defer func() { spanEnd(h, err) }()
 	defer g.release()
-	defer func() { h = g.settle(o, t, r, start, spanEnd != nil) }()
+	defer func() { h = g.settle(o, t, r, start) }()
 	g.deliver() // that a probe goes out
 	rctx, cancel := ctx, func() {}
 	if g.opt.Trace != nil {
-		rctx, spanEnd = g.opt.Trace(ctx, g.describe(o, state))
+		var end func(Health, error)
+		if rctx, end = g.opt.Trace(ctx, g.describe(o, state)); end != nil {
+			spanEnd = end
+		}
 	}
 	// A derived context is most of what a policy costs. None is needed where
 	// the caller's, or the session itself, bounds the reach.
@@ -320,10 +309,8 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	}
 	defer cancel()
 	r.verdict = fault // from here on the server's
-	err = w.reach(rctx)
-	if err == nil {
-		r = ruling{class: OutcomeOK, verdict: good}
-		return r, nil
+	if err = w.reach(rctx); err == nil {
+		return ruling{class: OutcomeOK, verdict: good}, nil
 	}
 	var by Outcome // who ended it, if it was not the other side
 	switch {
@@ -352,9 +339,6 @@ func (o *operation) bound(now, more time.Duration) (d time.Duration, runBinds bo
 // acquire takes a slot. The wait for one is bounded like an attempt, but is none:
 // a queue of ours says nothing about the server.
 func (g *Guard) acquire(ctx context.Context, o *operation) error {
-	if g.slots == nil {
-		return nil
-	}
 	select {
 	case g.slots <- struct{}{}:
 		return nil
@@ -377,11 +361,7 @@ func (g *Guard) acquire(ctx context.Context, o *operation) error {
 	}
 }
 
-func (g *Guard) release() {
-	if g.slots != nil {
-		<-g.slots
-	}
-}
+func (g *Guard) release() { <-g.slots }
 
 // admit asks the run, the caller and then the breaker. If the breaker refuses a
 // further attempt the error is the last fault, because the caller wants to know
@@ -418,23 +398,22 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach. If its span asks, it returns the
-// health as the reach leaves it. A reach that ends too late leaves all as it is: it
-// speaks of a time gone by, to nobody but its caller.
-func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
+// settle tells the breaker what came of a reach, and returns the health as the
+// reach leaves it, if there are spans. A reach that ends too late leaves all as it
+// is: it speaks of a time gone by, to nobody but its caller.
+func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) (h Health) {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.breaker.mode
-	late := g.breaker.settle(t, r.verdict, now)
-	if !late {
+	if late := g.breaker.settle(t, r.verdict, now); !late {
 		if r.verdict == fault {
 			g.cause = r.cause
 		}
 		g.health.take(o, r, now-start)
 		g.movedLocked(o, was, now)
 	}
-	if asked {
+	if g.opt.Trace != nil {
 		h = g.fillLocked(g.health, now)
 		h.take(o, r, now-start)
 	}
@@ -530,10 +509,8 @@ func (g *Guard) id(o *operation) string {
 func (g *Guard) describe(o *operation, state BreakerState) Reach {
 	r := Reach{Server: g.cfg.Name, Operation: o.Name, Tool: o.Tool, Call: g.id(o), Attempt: o.attempts + 1,
 		State: state, Transport: g.cfg.Transport}
-	if g.info != nil {
-		if info := g.info(); info != nil {
-			r.Protocol = info.Protocol
-		}
+	if info := g.info(); info != nil {
+		r.Protocol = info.Protocol
 	}
 	return r
 }
@@ -671,8 +648,7 @@ func origins(err error) originator {
 
 // gone reports whether the caller gave up, which is not to run out of time.
 func gone(ctx context.Context) bool {
-	err := ctx.Err()
-	return err != nil && !errors.Is(err, context.DeadlineExceeded)
+	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // ceiling is the longest wait after attempt n: base, doubled n-1 times, at most
@@ -748,9 +724,9 @@ func classify(err error, by Outcome) ruling {
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {
 			r.byStatus(e)
-			return r
+		} else {
+			r.byReason(e, by)
 		}
-		r.byReason(e, by)
 		return r
 	}
 	if err == errToolFailed {
@@ -902,8 +878,7 @@ func (s *ResilientSession) Request(ctx context.Context, method string, params, o
 	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(reach))
 }
 
-// Health returns the state of the server's breaker and what came of the last
-// reach for it.
+// Health is that of the policy; see [Guard.Health].
 func (s *ResilientSession) Health() Health { return s.guard.Health() }
 
 // String renders the health as JSON, which makes s an [expvar.Var].
@@ -955,16 +930,14 @@ type FallbackSession struct {
 	// Stub makes a result out of nothing, so that an agent can go on; or nil.
 	Stub func(call *Call) *Result
 
+	count atomic.Uint64 // results given instead
+
 	mu    sync.Mutex // guards the fields below
 	kept  map[string]answer
-	bytes int    // of all that is kept
-	count uint64 // results given instead
+	bytes int // of all that is kept
 }
 
-const (
-	keptAnswers = 128
-	keptBytes   = 1 << 20
-)
+const keptAnswers, keptBytes = 128, 1 << 20
 
 // An answer is one that may be given again.
 type answer struct {
@@ -1012,9 +985,7 @@ func (s *FallbackSession) Health() (h Health) {
 	if in, ok := s.Session.(interface{ Health() Health }); ok {
 		h = in.Health()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.Fallbacks += s.count
+	h.Fallbacks += s.count.Load()
 	return h
 }
 
@@ -1037,9 +1008,7 @@ func missing(err error) bool {
 
 // degraded returns a copy of r that says what it is.
 func (s *FallbackSession) degraded(r *Result, err error, how string) *Result {
-	s.mu.Lock()
-	s.count++
-	s.mu.Unlock()
+	s.count.Add(1)
 	c := r.clone()
 	c.Degraded = how
 	text := "The server"
