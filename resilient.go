@@ -83,8 +83,7 @@ func (h Health) LogValue() slog.Value {
 		slog.String("operation", h.Operation), slog.Int("retries", h.Retries), slog.Duration("latency", h.Latency),
 		slog.Int("consecutive_failures", h.ConsecutiveFailures), slog.Duration("retry_after", h.RetryAfter),
 		slog.Uint64("calls", h.Calls), slog.Uint64("faults", h.Faults), slog.Uint64("late", h.Late),
-		slog.Uint64("retried", h.Retried), slog.Uint64("opened", h.Opened), slog.Uint64("refused", h.Refused),
-		slog.Uint64("fallbacks", h.Fallbacks))
+		slog.Uint64("retried", h.Retried), slog.Uint64("opened", h.Opened), slog.Uint64("refused", h.Refused), slog.Uint64("fallbacks", h.Fallbacks))
 }
 
 // A Reach is one attempt against a server, as [Options.Trace] sees it begin.
@@ -180,12 +179,11 @@ func NewGuard(cfg Config, o *Options) *Guard {
 // its ceiling and within what is left of the run, none while the breaker is
 // open, and again after a jittered wait where that is safe.
 //
-// An error of this package is judged by what it says: an answer, be it a
-// refusal, shows that the server is alive; a missing answer is a fault. Any other
-// error of fn is a fault; an fn that has a "no" to report keeps it and returns
-// nil. A fault is retried if the operation is repeatable, or if a
-// [TransportError] is certain that nothing was sent. If fn panics, that counts as
-// a fault, and the panic goes on.
+// An error of this package is judged by what it says: an answer, be it a refusal,
+// shows that the server is alive; a missing answer is a fault. Any other error of
+// fn is a fault; an fn that has a "no" to report keeps it and returns nil. A fault
+// is retried if the operation is repeatable, or if a [TransportError] is certain
+// that nothing was sent. A panic of fn counts as a fault, and goes on.
 //
 // The error is that of the last attempt; or an [UnavailableError], if the breaker
 // refused the first; or, around the last fault, a [BudgetError] or a
@@ -282,8 +280,7 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		g.release()
 		return ruling{retry: ended}, err
 	}
-	var h Health
-	spanEnd := func(Health, error) {}
+	h, spanEnd := Health{}, func(Health, error) {}
 	// What holds if this function is left by a panic or runtime.Goexit: of a
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
@@ -1011,6 +1008,9 @@ func (s *FallbackSession) degraded(r *Result, err error, how string) *Result {
 	s.count.Add(1)
 	c := r.clone()
 	c.Degraded = how
+	if len(c.Content) == 0 && c.Structured != nil { // which stands for the content, as long as there is none
+		c.Content = []Content{{Type: "text", Text: string(c.Structured)}}
+	}
 	text := "The server"
 	if o := origins(err); o.origin().Server != "" {
 		text += " " + strconv.Quote(o.origin().Server)

@@ -1052,6 +1052,27 @@ func TestFallbackOrderAndAge(t *testing.T) {
 	})
 }
 
+// A substitute that has structured content alone is handed to a model as well as
+// the answer was: the remark in front of it does not stand in its place.
+func TestFallbackStructuredAlone(t *testing.T) {
+	server := serving("x")
+	server.Handler = func(context.Context, *Call) (*Result, error) {
+		return &Result{Structured: json.RawMessage(`{"n":1}`)}, nil
+	}
+	cfg := Config{Name: "s"}
+	f, err := Assemble(t.Context(), NewClient(&FallbackSession{Session: NewResilientSession(server, cfg, nil), MaxAge: time.Hour}, cfg, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fault := range []Fault{FaultNone, FaultUnreachable} {
+		server.SetFault(fault)
+		r := f.Answer(t.Context(), &Call{Tool: "x"})
+		if !strings.Contains(r.Text(), `{"n":1}`) || (r.Degraded != "") != (fault != FaultNone) {
+			t.Errorf("%v: %q, degraded %q", fault, r.Text(), r.Degraded)
+		}
+	}
+}
+
 func TestFallbackMemoryIsBounded(t *testing.T) {
 	size := 10
 	in := &fakeSession{call: func(context.Context, *Call) (*Result, error) { return text(strings.Repeat("x", size)), nil }}
