@@ -1085,6 +1085,9 @@ func (f *Fleet) note(c *Client, err error) {
 
 // abandoned is the error of an operation on the fleet that its caller, or its run, ended.
 func abandoned(op string, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &BudgetError{Origin: Origin{Op: op}, Breached: "run_seconds", Err: err}
+	}
 	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
 }
 
@@ -1275,8 +1278,8 @@ func errorCode(err error) string {
 
 func transportCode(e *TransportError) string {
 	switch {
-	case e.Reason == ReasonCancelled:
-		return "CANCELLED"
+	case e.Reason == ReasonCancelled && errors.Is(e.Err, context.DeadlineExceeded):
+		return "BUDGET_EXCEEDED"
 	case e.Status == 401, e.Status == 403:
 		return "AUTH_REQUIRED"
 	case e.Status == 429:
@@ -1286,7 +1289,7 @@ func transportCode(e *TransportError) string {
 	case e.Status >= 300:
 		return "REFUSED"
 	}
-	rest := map[Reason]string{ReasonTimeout: "TIMEOUT", ReasonDisconnected: "DISCONNECTED", ReasonLimit: "LIMIT"}
+	rest := map[Reason]string{ReasonCancelled: "CANCELLED", ReasonTimeout: "TIMEOUT", ReasonDisconnected: "DISCONNECTED", ReasonLimit: "LIMIT"}
 	return cmp.Or(rest[e.Reason], "PROTOCOL")
 }
 
@@ -1440,10 +1443,7 @@ func (p *configParser) file(data []byte) {
 		return
 	}
 	var top map[string]json.RawMessage
-	if json.Unmarshal(data, &top) != nil || top == nil {
-		p.problem("", want)
-		return
-	}
+	json.Unmarshal(data, &top) // what is no object has no mcpServers either
 	for _, k := range slices.Sorted(maps.Keys(top)) {
 		if k != "mcpServers" {
 			p.problem(k, "unknown key"+suggest(k, []string{"mcpServers"}))

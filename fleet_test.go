@@ -710,7 +710,7 @@ func TestAssembleCancelled(t *testing.T) {
 		slow := serving("x")
 		slow.Fault, slow.Delay = FaultSlow, time.Hour
 		f, err := Assemble(ctx, client(slow, Config{Name: "a", Optional: true}, nil))
-		if f != nil || !errors.Is(err, context.DeadlineExceeded) {
+		if f != nil || !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, new(*BudgetError)) {
 			t.Errorf("Assemble = %v, %v, want the caller's own end and no degradation", f, err)
 		}
 	})
@@ -1057,6 +1057,7 @@ func TestErrorResult(t *testing.T) {
 		{te(ReasonProtocol, 401), "AUTH_REQUIRED"},
 		{te(ReasonProtocol, 403), "AUTH_REQUIRED"},
 		{&TransportError{Reason: ReasonCancelled, Err: context.Canceled}, "CANCELLED"},
+		{&TransportError{Reason: ReasonCancelled, Err: context.DeadlineExceeded}, "BUDGET_EXCEEDED"},
 		{context.Canceled, "CANCELLED"},
 		{&SchemaError{Reason: "budget"}, "SCHEMA"},
 		{&ConfigError{Detail: "x"}, "CONFIGURATION"},
