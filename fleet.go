@@ -402,6 +402,9 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 		err = t.check(ctx, r)
 	}
 	if err != nil {
+		if ae, ok := origins(err).(*ArgumentError); ok {
+			ae.Tool = t.Name // the server's name for it is a word of the server
+		}
 		return nil, err
 	}
 	if issues != nil { // on a copy: the session may have given its result to others, too
@@ -1420,18 +1423,15 @@ type configParser struct {
 	errs    []error
 }
 
-func (p *configParser) problem(key, detail string) {
-	p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail})
-}
-
 // file reads the whole document in either form.
 func (p *configParser) file(data []byte) {
+	fail := func(key, detail string) { p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail}) }
 	if !utf8.Valid(data) { // encoding/json would put question marks into a password
-		p.problem("", "this is not UTF-8 text")
+		fail("", "this is not UTF-8 text")
 		return
 	}
 	if _, err := decodeValue(data); err != nil { // which refuses a key that occurs twice
-		p.problem("", "this is not valid JSON"+position(data))
+		fail("", "this is not valid JSON"+position(data))
 		return
 	}
 	const want = "want a list of servers, or an object mcpServers"
@@ -1446,12 +1446,12 @@ func (p *configParser) file(data []byte) {
 	json.Unmarshal(data, &top) // what is no object has no mcpServers either
 	for _, k := range slices.Sorted(maps.Keys(top)) {
 		if k != "mcpServers" {
-			p.problem(k, "unknown key"+suggest(k, []string{"mcpServers"}))
+			fail(k, "unknown key"+suggest(k, []string{"mcpServers"}))
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(top["mcpServers"])) // a map would lose the order of the file
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		p.problem("mcpServers", want)
+		fail("mcpServers", want)
 		return
 	}
 	for d.More() {
@@ -1581,7 +1581,7 @@ var hostEnv = []string{"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 // hostKeys are the keys of other hosts' files: the setting that each stands
 // for, or "" where it does not concern a client library.
 var hostKeys = map[string]string{
-	"args": "command", "url": "endpoint", "serverUrl": "endpoint", "type": "transport", "cwd": "dir",
+	"args": "command", "url": "endpoint", "serverUrl": "endpoint", "type": "transport", "cwd": "dir", "disabledTools": "deny",
 	"disabled": "", "alwaysAllow": "", "autoApprove": "", "description": "",
 }
 

@@ -157,7 +157,7 @@ func TestParseConfigsHosts(t *testing.T) {
 	}{
 		{"Claude Desktop", `{"mcpServers":{"a":{"command":"npx","args":["-y","p"],"env":{"K":"v"}}}}`, `mcp.Config{"a" command="npx" +2 env=K}`, ""},
 		{"Cursor", `{"mcpServers":{"a":{"url":"http://h/","headers":{"X":"y"}}}}`, `mcp.Config{"a" endpoint="http://h/" headers=X}`, ""},
-		{"Windsurf", `{"mcpServers":{"a":{"serverUrl":"http://h/"}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
+		{"Windsurf", `{"mcpServers":{"a":{"serverUrl":"http://h/","disabledTools":["x"]}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
 		{"another spelling of HTTP", `{"mcpServers":{"a":{"type":"streamableHttp","url":"http://h/"}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
 		{"and of SSE", `{"mcpServers":{"a":{"type":"SSE","url":"http://h/"}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
 		{"disabled", `{"mcpServers":{"a":{"command":"x","disabled":true,"unknown":1}}}`, "", ""},
@@ -366,6 +366,36 @@ func TestClientCall(t *testing.T) {
 			t.Errorf("Call: %v, feedback %q", err, ae.Feedback())
 		}
 	})
+}
+
+// TestUnfitArguments: what cannot be written as JSON is refused under the name
+// that the caller knows, and not the server's own.
+func TestUnfitArguments(t *testing.T) {
+	t.Parallel()
+	rt := NewRecordingTransport(map[string]any{"tools/list": []Tool{tool("a canary", anyObject, "")}, "tools/call": &Result{}})
+	for _, mode := range []string{"enforce", "off"} {
+		cfg := Config{Name: "s", Prefix: "p", Arguments: mode}
+		c := client2(NewSession(rt, cfg, nil), cfg)
+		for _, call := range []*Call{
+			{Arguments: map[string]any{"n": math.NaN()}},
+			{Arguments: map[string]any{"n": []any{math.Inf(-1)}}},
+			{Arguments: map[string]any{"n": json.Number("x")}},
+			{Arguments: map[string]any{"n": func() {}}},
+			{Meta: map[string]any{"n": math.NaN()}},
+		} {
+			call.Tool = "p-a_canary"
+			_, err := c.Call(t.Context(), call)
+			var ae *ArgumentError
+			if !errors.As(err, &ae) || ae.Tool != call.Tool || strings.Contains(err.Error()+ErrorResult(err).Text(), "a canary") {
+				t.Errorf("%s: Call(%v, %v): %v", mode, call.Arguments, call.Meta, err)
+			}
+		}
+	}
+	for _, r := range rt.Calls() {
+		if r.Method == "tools/call" {
+			t.Errorf("%s was sent", r.Raw)
+		}
+	}
 }
 
 // sameAnswer is a session that has one answer for all, or none.

@@ -1194,7 +1194,7 @@ func (s *Saga) undo(ctx context.Context, done []sagaStep, failed *SagaError) {
 			s.Logger.Error("mcp: saga: a step was not undone", "step", step.name, "err", err)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(max(0, s.Timeout), 30*time.Second))
 	defer cancel()
 	err = step.undo(ctx)
 }
