@@ -432,7 +432,7 @@ var faultNames = [...]string{"none", "unreachable", "slow", "flapping", "malform
 // test, in no time at all if it runs in a synctest bubble:
 //
 //	server := &mcp.FaultyServer{
-//		Tools:        []mcp.Tool{{Name: "forecast"}},
+//		Tools:        []mcp.Tool{{Name: "forecast", InputSchema: json.RawMessage(`{"type":"object"}`)}},
 //		Fault:        mcp.FaultUnreachable,
 //		RecoverAfter: 2,
 //	}
@@ -453,7 +453,8 @@ var faultNames = [...]string{"none", "unreachable", "slow", "flapping", "malform
 // The fields are not changed once the server is in use, but see
 // [FaultyServer.SetFault].
 type FaultyServer struct {
-	// Tools is what it offers.
+	// Tools is what it offers. One without an input schema takes any object on
+	// a wire; as a Session it stays without, which no client adopts.
 	Tools []Tool
 	// Handler runs a call; its Arguments are a [json.RawMessage], and its
 	// OnProgress is nil unless the caller asked for progress and there is a

@@ -833,18 +833,19 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	for _, s := range found {
 		switch {
 		case s.err == nil:
-			if err := f.admit(s.client, s.list); err != nil {
-				failed = append(failed, err)
-			}
+			failed = append(failed, f.admit(s.client, s.list))
 		case s.client.cfg.Optional:
 			f.note(s.client, s.err)
 		case !s.cut: // else the failure is another's
-			failed = append(failed, unavailable(s.client.cfg.Name, s.err))
+			if !errors.As(s.err, new(*UnavailableError)) && !errors.As(s.err, new(*ConfigError)) {
+				s.err = &UnavailableError{Origin: Origin{Server: s.client.cfg.Name, Op: "adopt"}, Err: s.err}
+			}
+			failed = append(failed, s.err)
 		}
 	}
-	if len(failed) > 0 {
+	if err := errors.Join(failed...); err != nil {
 		f.Close() // its errors must not hide the failure
-		return nil, errors.Join(failed...)
+		return nil, err
 	}
 	return f, nil
 }
@@ -1094,14 +1095,6 @@ func abandoned(op string, err error) error {
 	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
 }
 
-// unavailable dresses the failure of a required server.
-func unavailable(server string, err error) error {
-	if errors.As(err, new(*UnavailableError)) || errors.As(err, new(*ConfigError)) {
-		return err
-	}
-	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
-}
-
 // absences says why a server is missing, by the code of its error.
 var absences = map[string]string{
 	"TIMEOUT":            "it did not answer in time",
@@ -1154,8 +1147,8 @@ func forModel(r *Result, source string, limit int) *Result {
 		out.Structured = nil
 	}
 	if cut {
-		text := "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."
-		out.Content = append(out.Content, Content{Type: "text", Text: text})
+		out.Content = append(out.Content, Content{Type: "text",
+			Text: "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."})
 	}
 	return &out
 }
@@ -1377,7 +1370,6 @@ const longest = 100 * 365 * 24 * 3600
 // "" if nothing is.
 func (s setting) set(c *Config, raw json.RawMessage) string {
 	want, to := "", s.field(c)
-	duration, _ := to.(*time.Duration)
 	var seconds float64
 	switch t := to.(type) {
 	case *string:
@@ -1396,7 +1388,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	if hasNull(raw) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
 		return want
 	}
-	if duration != nil {
+	if duration, ok := s.field(c).(*time.Duration); ok {
 		*duration = time.Duration(seconds * float64(time.Second))
 	}
 	if s.key == "required" {
@@ -1425,7 +1417,9 @@ type configParser struct {
 
 // file reads the whole document in either form.
 func (p *configParser) file(data []byte) {
-	fail := func(key, detail string) { p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail}) }
+	fail := func(key, detail string) {
+		p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail})
+	}
 	if !utf8.Valid(data) { // encoding/json would put question marks into a password
 		fail("", "this is not UTF-8 text")
 		return
@@ -1481,8 +1475,10 @@ func (p *configParser) server(label string, raw json.RawMessage, host bool) {
 	if !e.open(raw, host) {
 		return
 	}
-	e.assign("file", e.given, p.expand)
-	e.assign("environment", p.environment(&e.Config), func(any) string { return "" })
+	e.assign("file", e.given)
+	p.expand(&e, settings[:1]) // the name, by which variables are found
+	e.assign("environment", p.environment(&e.Config))
+	p.expand(&e, settings[1:])
 	if host && len(e.Command) > 0 && e.EnvAllow == nil {
 		e.EnvAllow = slices.Clone(hostEnv)
 	}
@@ -1511,8 +1507,11 @@ type entry struct {
 	errs  []error
 }
 
+// problem notes what is wrong with a value; a detail of "" is nothing.
 func (e *entry) problem(layer, key string, value json.RawMessage, detail string) {
-	e.errs = append(e.errs, &ConfigError{Server: e.label, Key: key, Layer: layer, Value: shown(key, value), Detail: detail})
+	if detail != "" {
+		e.errs = append(e.errs, &ConfigError{Server: e.label, Key: key, Layer: layer, Value: shown(key, value), Detail: detail})
+	}
 }
 
 // open reads the keys of the file and spells them as settings has them. It
@@ -1554,22 +1553,26 @@ func (e *entry) open(raw json.RawMessage, host bool) bool {
 func (e *entry) give(key, words string, value json.RawMessage) {
 	if _, twice := e.given[key]; twice {
 		e.problem("file", words, nil, "this says what "+key+" says, too; leave one of them out")
-		return
 	}
 	e.given[key] = value
 }
 
-// assign takes the values of a layer into the Config. Then finish says what is
-// still wrong with a field that has one, "" if nothing is.
-func (e *entry) assign(layer string, given map[string]json.RawMessage, finish func(field any) string) {
+// assign takes the values of a layer into the Config.
+func (e *entry) assign(layer string, given map[string]json.RawMessage) {
 	for _, s := range settings {
-		raw, ok := given[s.key]
-		if !ok {
-			continue
+		if raw, ok := given[s.key]; ok {
+			e.layer[s.key] = layer
+			e.problem(layer, s.key, raw, s.set(&e.Config, raw))
 		}
-		e.layer[s.key] = layer
-		if detail := cmp.Or(s.set(&e.Config, raw), finish(s.field(&e.Config))); detail != "" {
-			e.problem(layer, s.key, raw, detail)
+	}
+}
+
+// expand resolves the variables in those values of the file that are in force: of
+// what the environment has replaced or discarded they need not be set.
+func (p *configParser) expand(e *entry, some []setting) {
+	for _, s := range some {
+		if e.layer[s.key] == "file" {
+			e.problem("file", s.key, e.given[s.key], p.resolve(s.field(&e.Config)))
 		}
 	}
 }
@@ -1594,9 +1597,6 @@ func (e *entry) fromHost() bool {
 	if raw, ok := m["disabled"]; ok && json.Unmarshal(raw, &disabled) != nil {
 		e.problem("file", "disabled", raw, "want true or false")
 	}
-	if disabled {
-		return false
-	}
 	if command, args := m["command"], m["args"]; command != nil || args != nil {
 		argv := texts(command) // without a command a null, since args alone are no argv
 		if args != nil {
@@ -1619,7 +1619,7 @@ func (e *entry) fromHost() bool {
 	if m["name"] == nil {
 		m["name"], _ = appendValue(nil, foldName(e.label, '-'))
 	}
-	return true
+	return !disabled
 }
 
 // texts returns the elements of a list, or the one text that stands for a list
@@ -1674,9 +1674,9 @@ func envName(s string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(s))
 }
 
-// expand resolves the variables in the texts of a field, and returns what is
-// wrong with them, "" if nothing is.
-func (p *configParser) expand(field any) (problem string) {
+// resolve puts the values of variables in their place in the texts of a field, and
+// returns what is wrong with them, "" if nothing is.
+func (p *configParser) resolve(field any) (problem string) {
 	resolve := func(text string) (out string) {
 		for {
 			head, rest, found := strings.Cut(text, "${")

@@ -197,6 +197,24 @@ func TestParseConfigsLayersDoNotMix(t *testing.T) {
 	}
 }
 
+// A variable of the file has to be set only if its value is in force.
+func TestParseConfigsVariablesInForce(t *testing.T) {
+	t.Parallel()
+	file := []byte(`[{"name":"${NAME:-a}","command":["${BIN}","x"],"env":{"K":"${KEY}"},"allow":["${TOOL}"],"dir":"${DIR:-d}"}]`)
+	got, err := ParseConfigs(file, vars(map[string]string{"MCP_A_ENDPOINT": "http://h/", "MCP_A_ALLOW": "${y}"}))
+	if err != nil || len(got) != 1 || got[0].Endpoint != "http://h/" || got[0].Command != nil || !slices.Equal(got[0].Allow, []string{"${y}"}) {
+		t.Errorf("ParseConfigs = %v, %v", got, err)
+	}
+	_, err = ParseConfigs(file, vars(map[string]string{"NAME": "b", "MCP_A_ENDPOINT": "http://h/", "MCP_B_ALLOW": "y", "BIN": "x"}))
+	if err == nil || !strings.Contains(err.Error(), "env = *** (file): variable KEY is not set") || strings.Count(err.Error(), "\n") != 0 {
+		t.Errorf("ParseConfigs: %v", err)
+	}
+	if _, err = ParseConfigs([]byte(`[{"name":"${NAME}","command":["x${}"]}]`), nil); fmt.Sprint(err) != `mcp: config: server "${NAME}": name = "${NAME}" (file): variable NAME is not set; set it, or write ${NAME:-default}
+mcp: config: server "${NAME}": command = ["x${}"] (file): variable  is not set; set it, or write ${:-default}` {
+		t.Errorf("ParseConfigs: %v", err)
+	}
+}
+
 // No error about a file shows the arguments of a command, and nothing that holds
 // a Config shows its secrets, however it is printed.
 func TestNoSecretIsShown(t *testing.T) {
