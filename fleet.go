@@ -109,7 +109,7 @@ type reconnecter interface {
 // another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
 // nothing changes.
 func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
-	a, err := c.survey(ctx)
+	a, err := c.look(ctx)
 	if err == nil {
 		err = c.fleet.Load().admit(c, a)
 	}
@@ -188,9 +188,9 @@ func (c *Client) String() string { return c.Health().String() }
 // Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
-// survey reads the server's tools and decides about them. What it returns is not
+// look reads the server's tools and decides about them. What it returns is not
 // in force before commit.
-func (c *Client) survey(ctx context.Context) (*Adoption, error) {
+func (c *Client) look(ctx context.Context) (*Adoption, error) {
 	info, err := c.s.Initialize(ctx)
 	if err != nil {
 		return nil, err
@@ -199,7 +199,7 @@ func (c *Client) survey(ctx context.Context) (*Adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.decide(listed, info)
+	return c.choose(listed, info)
 }
 
 // commit puts a in force.
@@ -223,7 +223,7 @@ func (c *Client) compare(ctx context.Context, s reconnecter) {
 	if err != nil {
 		return // the operation that reconnected will meet the fault itself
 	}
-	now, _ := c.decide(listed, s.serverInfo()) // what the Config misses now is drift, too
+	now, _ := c.choose(listed, s.serverInfo()) // what the Config misses now is drift, too
 	c.mu.Lock()
 	drift := c.list.driftTo(now, c.cfg.Name) // a later list may have been adopted meanwhile
 	c.drift = drift
@@ -234,9 +234,9 @@ func (c *Client) compare(ctx context.Context, s reconnecter) {
 	}
 }
 
-// decide says which of the listed tools are adopted and why the others are not.
+// choose says which of the listed tools are adopted and why the others are not.
 // The error joins what the Config demands and the list does not have.
-func (c *Client) decide(listed []Tool, info *ServerInfo) (*Adoption, error) {
+func (c *Client) choose(listed []Tool, info *ServerInfo) (*Adoption, error) {
 	a := &Adoption{Server: info, held: map[string]*adopted{}}
 	reject := func(name, reason string) { a.Rejected = append(a.Rejected, Rejection{name, reason}) }
 	var unmet []error
@@ -1011,7 +1011,7 @@ func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surv
 					failed(c)
 				}
 			}()
-			s.list, s.err = c.survey(ctx)
+			s.list, s.err = c.look(ctx)
 		})
 	}
 	wg.Wait()

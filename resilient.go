@@ -1034,17 +1034,15 @@ func (r *Result) clone() *Result {
 	return &c
 }
 
-// key returns what answers to call are kept under: the tool and its arguments, as
-// JSON with sorted keys. It is empty if that cannot be had.
+// key returns what answers to call are kept under: all of it that may bear on the
+// answer, as JSON with sorted keys. It is empty if that cannot be had.
 func key(call *Call) string {
-	args := []byte("{}")
-	if call.Arguments != nil {
-		var err error
-		if args, err = json.Marshal(call.Arguments); err != nil {
-			return ""
-		}
+	args := call.Arguments
+	if args == nil {
+		args = struct{}{}
 	}
-	return call.Tool + "\x00" + string(args)
+	b, _ := json.Marshal([]any{call.Tool, args, call.Meta}) // nothing, if it cannot be written
+	return string(b)
 }
 
 // keep remembers a good answer. What is over the bounds goes, in no order.

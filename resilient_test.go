@@ -1030,7 +1030,8 @@ func TestFallbackOrderAndAge(t *testing.T) {
 			}
 			r.Content[1].Text, r.Structured[2] = "changed", 'x'
 		}
-		for _, c := range []*Call{{Tool: "other", Arguments: oslo.Arguments}, {Tool: "forecast"}, {Tool: "broken"}} {
+		for _, c := range []*Call{{Tool: "other", Arguments: oslo.Arguments}, {Tool: "forecast"}, {Tool: "broken"},
+			{Tool: "forecast", Arguments: oslo.Arguments, Meta: map[string]any{"tenant": "another"}}} {
 			if r, err := s.CallTool(t.Context(), c); err != nil || r.Degraded != "alternative 3" {
 				t.Errorf("%v: %+v, %v, want the third alternative", c, r, err)
 			}
@@ -1039,7 +1040,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 		if r, err := s.CallTool(t.Context(), oslo); err != nil || r.Degraded != "alternative 3" {
 			t.Errorf("too old: %+v, %v", r, err)
 		}
-		if h := s.Health(); h.Fallbacks != 6 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":6`) {
+		if h := s.Health(); h.Fallbacks != 7 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":7`) {
 			t.Errorf("health %v", h)
 		}
 		s.Alternatives = nil
