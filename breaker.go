@@ -107,9 +107,9 @@ func (b *breaker) settle(t ticket, v verdict, now time.Duration) (late bool) {
 	case fault:
 		b.faults++
 		if b.limit > 0 && b.faults >= b.limit { // a failed probe too: the count was kept
+			b.next = plus(now, b.window()) // first: the draw is somebody else's, and may panic
 			b.mode = BreakerOpen
 			b.gen++
-			b.next = plus(now, b.window())
 		}
 	case neither:
 		if t.probe {

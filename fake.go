@@ -255,8 +255,8 @@ func (t *RecordingTransport) carry(ctx context.Context, req *Request, slotted bo
 		}
 	}
 	answer := t.record(req)
-	if f, ok := asFunc(answer); ok {
-		answer = f.run(ctx, slices.Clone(req.Params), c.lost)
+	if f := asFunc(answer); f != nil {
+		answer = perform(ctx, f, slices.Clone(req.Params), c.lost)
 	}
 	return t.encode(answer)
 }
@@ -310,34 +310,32 @@ func unscripted(req *Request) any {
 	return &TransportError{Reason: ReasonProtocol, Sent: true, Detail: "the script has no answer to " + strconv.Quote(req.Method)}
 }
 
-// A scriptFunc returns an answer, which may be an error.
-type scriptFunc func(context.Context, json.RawMessage) any
+// A scriptFunc is a function in a script.
+type scriptFunc = func(context.Context, json.RawMessage) (any, error)
 
-// asFunc gives the functions of a script one shape.
-func asFunc(answer any) (scriptFunc, bool) {
-	pick := func(v any, err error) any {
-		if err != nil {
-			return err
-		}
-		return v
-	}
+// asFunc returns the function that answer is, in one shape for both; nil if it is
+// none.
+func asFunc(answer any) scriptFunc {
 	switch f := answer.(type) {
 	case func(json.RawMessage) (any, error):
-		return func(_ context.Context, params json.RawMessage) any { return pick(f(params)) }, true
-	case func(context.Context, json.RawMessage) (any, error):
-		return func(ctx context.Context, params json.RawMessage) any { return pick(f(ctx, params)) }, true
+		return func(_ context.Context, params json.RawMessage) (any, error) { return f(params) }
+	case scriptFunc:
+		return f
 	}
-	return nil, false
+	return nil
 }
 
-// run has a function of the script answer. The goroutine ends with the function.
+// perform has a function of the script answer. The goroutine ends with the function.
 // Nobody waits for one that ignores its context: no Transport outlives it.
-func (f scriptFunc) run(ctx context.Context, params json.RawMessage, lost <-chan struct{}) any {
+func perform(ctx context.Context, f scriptFunc, params json.RawMessage, lost <-chan struct{}) any {
 	done := make(chan any, 1)
 	go func() {
 		answer := any(&TransportError{Reason: ReasonDisconnected, Sent: true, Detail: "the scripted function did not return"})
 		defer func() { done <- answer }() // also on runtime.Goexit, as of t.FailNow
-		answer = f(ctx, params)
+		v, err := f(ctx, params)
+		if answer = v; err != nil {
+			answer = err
+		}
 	}()
 	select {
 	case answer := <-done:
@@ -432,7 +430,7 @@ var faultNames = [...]string{"none", "unreachable", "slow", "flapping", "malform
 // test, in no time at all if it runs in a synctest bubble:
 //
 //	server := &mcp.FaultyServer{
-//		Tools:        []mcp.Tool{{Name: "forecast"}},
+//		Tools:        []mcp.Tool{{Name: "forecast", InputSchema: json.RawMessage(`{"type":"object"}`)}},
 //		Fault:        mcp.FaultUnreachable,
 //		RecoverAfter: 2,
 //	}
@@ -453,7 +451,8 @@ var faultNames = [...]string{"none", "unreachable", "slow", "flapping", "malform
 // The fields are not changed once the server is in use, but see
 // [FaultyServer.SetFault].
 type FaultyServer struct {
-	// Tools is what it offers.
+	// Tools is what it offers. One without an input schema takes any object on
+	// a wire; as a Session it stays without, which no client adopts.
 	Tools []Tool
 	// Handler runs a call; its Arguments are a [json.RawMessage], and its
 	// OnProgress is nil unless the caller asked for progress and there is a
@@ -640,7 +639,7 @@ func (s *FaultyServer) handle(ctx context.Context, call *Call) (*Result, error) 
 	case res == nil:
 		return &Result{}, nil
 	}
-	return res, nil
+	return res.clone(), nil // a Handler may give one result to many
 }
 
 // answer answers a request on a wire. Emit, if not nil, sends a notification

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/url"
 	"os"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // A Client is one server as an agent holds it: the tools that were adopted, by
@@ -33,7 +35,7 @@ import (
 // safe for concurrent use.
 type Client struct {
 	s     Session
-	cfg   Config
+	cfg   *Config // not changed; a pointer, behind which fmt does not look for secrets
 	o     *Options
 	large chan struct{}         // holds an element while a large result is checked
 	fleet atomic.Pointer[Fleet] // gives out the names; a Client by itself has one of its own
@@ -84,10 +86,8 @@ func New(cfg Config, o *Options) (*Client, error) {
 
 // NewClient returns a Client over any Session: usually a [ResilientSession].
 func NewClient(s Session, cfg Config, o *Options) *Client {
-	if o == nil {
-		o = &Options{}
-	}
-	c := &Client{s: s, cfg: cfg.withDefaults(), o: o, large: make(chan struct{}, 1)}
+	cfg = cfg.withDefaults()
+	c := &Client{s: s, cfg: &cfg, o: cmp.Or(o, &Options{}), large: make(chan struct{}, 1)}
 	newFleet(c)
 	if speaker, ok := innermost(s).(reconnecter); ok {
 		speaker.onReconnect(func(ctx context.Context) { c.compare(ctx, speaker) })
@@ -109,7 +109,7 @@ type reconnecter interface {
 // another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
 // nothing changes.
 func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
-	a, err := c.survey(ctx)
+	a, err := c.look(ctx)
 	if err == nil {
 		err = c.fleet.Load().admit(c, a)
 	}
@@ -147,10 +147,8 @@ func (c *Client) Drift() []Drift {
 // the server has announced it, has vouched for it only for a time that has
 // passed, or has come back different.
 func (c *Client) Stale() bool {
-	if s, ok := innermost(c.s).(interface{ stale() bool }); ok && s.stale() {
-		return true
-	}
-	return len(c.Drift()) > 0
+	s, ok := innermost(c.s).(interface{ stale() bool })
+	return ok && s.stale() || len(c.Drift()) > 0
 }
 
 // Call calls an adopted tool, by its model-facing name or the server's own; the
@@ -184,12 +182,15 @@ func (c *Client) Health() Health {
 	return Health{Server: c.cfg.Name}
 }
 
+// String renders the health as JSON, which makes c an [expvar.Var].
+func (c *Client) String() string { return c.Health().String() }
+
 // Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
-// survey reads the server's tools and decides about them. What it returns is not
+// look reads the server's tools and decides about them. What it returns is not
 // in force before commit.
-func (c *Client) survey(ctx context.Context) (*Adoption, error) {
+func (c *Client) look(ctx context.Context) (*Adoption, error) {
 	info, err := c.s.Initialize(ctx)
 	if err != nil {
 		return nil, err
@@ -198,7 +199,7 @@ func (c *Client) survey(ctx context.Context) (*Adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.decide(listed, info)
+	return c.choose(listed, info)
 }
 
 // commit puts a in force.
@@ -215,17 +216,16 @@ func (c *Client) commit(a *Adoption) {
 // that is a part of the reach that reconnected. What has changed is reported as
 // drift and not adopted.
 func (c *Client) compare(ctx context.Context, s reconnecter) {
-	had := c.Adoption()
-	if had == nil {
+	if c.Adoption() == nil {
 		return
 	}
 	listed, err := s.ListTools(ctx)
 	if err != nil {
 		return // the operation that reconnected will meet the fault itself
 	}
-	now, _ := c.decide(listed, s.serverInfo()) // what the Config misses now is drift, too
-	drift := had.driftTo(now, c.cfg.Name)
+	now, _ := c.choose(listed, s.serverInfo()) // what the Config misses now is drift, too
 	c.mu.Lock()
+	drift := c.list.driftTo(now, c.cfg.Name) // a later list may have been adopted meanwhile
 	c.drift = drift
 	c.mu.Unlock()
 	if c.o.Logger != nil && len(drift) > 0 {
@@ -234,9 +234,9 @@ func (c *Client) compare(ctx context.Context, s reconnecter) {
 	}
 }
 
-// decide says which of the listed tools are adopted and why the others are not.
+// choose says which of the listed tools are adopted and why the others are not.
 // The error joins what the Config demands and the list does not have.
-func (c *Client) decide(listed []Tool, info *ServerInfo) (*Adoption, error) {
+func (c *Client) choose(listed []Tool, info *ServerInfo) (*Adoption, error) {
 	a := &Adoption{Server: info, held: map[string]*adopted{}}
 	reject := func(name, reason string) { a.Rejected = append(a.Rejected, Rejection{name, reason}) }
 	var unmet []error
@@ -342,17 +342,16 @@ func unheld(which, tool string, s *schema) (parts []Rejection) {
 
 // driftTo names the differences between two adoptions, by tool.
 func (a *Adoption) driftTo(now *Adoption, server string) (out []Drift) {
-	for _, name := range slices.Sorted(maps.Keys(a.held)) {
+	all := maps.Clone(a.held)
+	maps.Copy(all, now.held)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		switch had, has := a.held[name], now.held[name]; {
+		case had == nil:
+			out = append(out, Drift{server, has.Remote, "added", ""})
 		case has == nil:
 			out = append(out, Drift{server, had.Remote, "removed", ""})
 		case has.digest != had.digest:
 			out = append(out, Drift{server, has.Remote, "changed", difference(had.Tool, has.Tool)})
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(now.held)) {
-		if a.held[name] == nil {
-			out = append(out, Drift{server, now.held[name].Remote, "added", ""})
 		}
 	}
 	return out
@@ -399,13 +398,19 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 		out.header = mirror(t.headers, args)
 	}
 	r, err := c.s.CallTool(ctx, &out)
-	if err == nil && !out.checked && r.Degraded == "" { // a substitute keeps no promise, and says so
+	if err == nil && !out.checked && (r == nil || r.Degraded == "") { // a substitute keeps no promise, and says so
 		err = t.check(ctx, r)
 	}
 	if err != nil {
+		if ae, ok := origins(err).(*ArgumentError); ok {
+			ae.Tool = t.Name // the server's name for it is a word of the server
+		}
 		return nil, err
 	}
-	r.Issues = append(issues, r.Issues...)
+	if issues != nil { // on a copy: the session may have given its result to others, too
+		r = copied(r)
+		r.Issues = append(issues, r.Issues...)
+	}
 	return r, nil
 }
 
@@ -504,10 +509,13 @@ const largeResult = 64 << 10
 // check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
 // tool's own failure is exempt.
 func (t *adopted) check(ctx context.Context, r *Result) error {
+	origin := Origin{Server: t.Server, Op: "tools/call"}
+	if r == nil {
+		return &ProtocolError{Origin: origin, Detail: "the session gave no result"}
+	}
 	if t.OutputSchema == nil || r.IsError || t.client.cfg.Results == "off" {
 		return nil
 	}
-	origin := Origin{Server: t.Server, Op: "tools/call"}
 	fail := func(detail string, issues []Issue) error {
 		if t.client.cfg.Results == "advise" {
 			r.Issues = append(r.Issues, issues...)
@@ -802,7 +810,7 @@ func newFleet(clients ...*Client) *Fleet {
 }
 
 // errFailFast ends the adoption of the others when a required server failed.
-var errFailFast = errors.New("a required server failed")
+var errFailFast = fmt.Errorf("a required server failed: %w", context.Canceled)
 
 // Assemble adopts all servers at once; tools, what is degraded and errors are
 // in the order of the arguments, whatever the order of arrival. A required
@@ -823,21 +831,21 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	}
 	var failed []error
 	for _, s := range found {
-		c, err := s.client, s.err
 		switch {
-		case err == nil:
-			if err = f.admit(c, s.list); err != nil {
-				failed = append(failed, err)
+		case s.err == nil:
+			failed = append(failed, f.admit(s.client, s.list))
+		case s.client.cfg.Optional:
+			f.note(s.client, s.err)
+		case !s.cut: // else the failure is another's
+			if !errors.As(s.err, new(*UnavailableError)) && !errors.As(s.err, new(*ConfigError)) {
+				s.err = &UnavailableError{Origin: Origin{Server: s.client.cfg.Name, Op: "adopt"}, Err: s.err}
 			}
-		case c.cfg.Optional:
-			f.note(c, err)
-		case context.Cause(inner) != errFailFast || !errors.Is(err, context.Canceled): // else the failure is another's
-			failed = append(failed, unavailable(c.cfg.Name, err))
+			failed = append(failed, s.err)
 		}
 	}
-	if len(failed) > 0 {
+	if err := errors.Join(failed...); err != nil {
 		f.Close() // its errors must not hide the failure
-		return nil, errors.Join(failed...)
+		return nil, err
 	}
 	return f, nil
 }
@@ -845,6 +853,8 @@ func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 // Tools returns the tools of all servers, in the order of declaration, by
 // model-facing names.
 func (f *Fleet) Tools() []Tool {
+	f.mu.RLock() // so that no list is put in force meanwhile, and a tool that moves is not listed twice
+	defer f.mu.RUnlock()
 	var all []Tool
 	for _, c := range f.clients {
 		all = append(all, c.Tools()...)
@@ -979,11 +989,12 @@ type surveyed struct {
 	client *Client
 	list   *Adoption
 	err    error
+	cut    bool // err says no more than that the survey was ended
 }
 
 // survey asks all servers at once, each on a goroutine that it waits for, and
 // tells failed of those that cannot be adopted, as soon as that is known. A panic
-// in one is that one's failure.
+// or runtime.Goexit in one is that one's failure.
 func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surveyed {
 	found := make([]surveyed, len(clients))
 	var wg sync.WaitGroup
@@ -992,14 +1003,15 @@ func survey(ctx context.Context, clients []*Client, failed func(*Client)) []surv
 		s.client = c
 		wg.Go(func() {
 			defer func() {
-				if v := recover(); v != nil {
+				if v := recover(); s.list == nil && s.err == nil {
 					s.err = &TransportError{Origin: Origin{Server: c.cfg.Name, Op: "adopt"}, Reason: ReasonProtocol, Detail: fmt.Sprintf("panic: %T", v)}
 				}
+				s.cut = ctx.Err() != nil && (errors.Is(s.err, context.Canceled) || errors.Is(s.err, context.DeadlineExceeded))
 				if s.err != nil {
 					failed(c)
 				}
 			}()
-			s.list, s.err = c.survey(ctx)
+			s.list, s.err = c.look(ctx)
 		})
 	}
 	wg.Wait()
@@ -1015,17 +1027,14 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func
 	case <-ctx.Done():
 		return abandoned("adopt", ctx.Err())
 	}
-	var some []*Client
-	for _, c := range f.clients {
-		if meant(c) {
-			some = append(some, c)
-		}
-	}
+	some := slices.DeleteFunc(slices.Clone(f.clients), func(c *Client) bool { return !meant(c) })
 	for _, s := range survey(ctx, some, func(*Client) {}) {
 		if s.err == nil {
 			s.err = f.admit(s.client, s.list)
 		}
-		done(s)
+		if !s.cut {
+			done(s)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return abandoned("adopt", err)
@@ -1073,30 +1082,17 @@ func (f *Fleet) note(c *Client, err error) {
 	defer f.mu.Unlock()
 	delete(f.degraded, c)
 	if err != nil {
-		f.degraded[c] = degraded(c.cfg.Name, err)
+		reason := cmp.Or(absences[errorCode(err)], "it could not be used")
+		f.degraded[c] = Degraded{Server: c.cfg.Name, Class: classify(err, "").class, Reason: reason, Err: err}
 	}
 }
 
-// abandoned is the error of an operation on the fleet whose caller, or whose run,
-// has ended.
+// abandoned is the error of an operation on the fleet that its caller, or its run, ended.
 func abandoned(op string, err error) error {
-	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
-}
-
-// unavailable dresses the failure of a required server.
-func unavailable(server string, err error) error {
-	var ue *UnavailableError
-	var ce *ConfigError
-	if errors.As(err, &ue) || errors.As(err, &ce) {
-		return err
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &BudgetError{Origin: Origin{Op: op}, Breached: "run_seconds", Err: err}
 	}
-	return &UnavailableError{Origin: Origin{Server: server, Op: "adopt"}, Err: err}
-}
-
-// degraded states the failure of an optional server as data.
-func degraded(server string, err error) Degraded {
-	reason := cmp.Or(absences[errorCode(err)], "it cannot be used as configured")
-	return Degraded{Server: server, Class: classify(err, "").class, Reason: reason, Err: err}
+	return &TransportError{Origin: Origin{Op: op}, Reason: ReasonCancelled, Err: err}
 }
 
 // absences says why a server is missing, by the code of its error.
@@ -1110,31 +1106,39 @@ var absences = map[string]string{
 	"LIMIT":              "it did not speak the protocol",
 	"REFUSED":            "it refused to serve",
 	"BUDGET_EXCEEDED":    "the run was out of time",
+	"CONFIGURATION":      "it cannot be used as configured",
 }
 
 // forModel returns r as a model may read it: at most limit bytes of it, and each
-// text in an envelope.
+// text in an envelope. An envelope after the first counts, too, or a thousand
+// texts of one letter would be anything but short.
 func forModel(r *Result, source string, limit int) *Result {
 	out := *r
 	out.Content = nil
-	left, cut := limit, false
 	blocks := r.Content
 	if len(blocks) == 0 && r.Structured != nil {
 		blocks = []Content{{Type: "text", Text: string(r.Structured)}}
 	}
+	left, cut, envelope := limit, false, 0
 	for _, b := range blocks {
-		if len(b.Data) > left {
+		isText := b.Text != "" || b.Data == ""
+		size := len(b.Data) + len(b.MIMEType) + len(b.URI) + len(b.Name) + max(0, len(b.Type)-len("resource_link"))
+		if isText {
+			size += envelope
+		}
+		if size > left {
 			cut = true
 			continue // half an image is none
 		}
-		left -= len(b.Data)
-		if b.Text != "" || b.Data == "" {
+		left -= size
+		if isText {
 			text := cmp.Or(b.Text, string(b.Raw))
 			if len(text) > left {
 				text, cut = strings.ToValidUTF8(text[:left], ""), true
 			}
 			left -= len(text)
 			b.Text = envelop(source, text)
+			envelope = len(envelop(source, ""))
 		}
 		b.Raw = nil
 		out.Content = append(out.Content, b)
@@ -1143,34 +1147,26 @@ func forModel(r *Result, source string, limit int) *Result {
 		out.Structured = nil
 	}
 	if cut {
-		text := "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."
-		out.Content = append(out.Content, Content{Type: "text", Text: text})
+		out.Content = append(out.Content, Content{Type: "text",
+			Text: "The result was longer than " + strconv.Itoa(limit) + " bytes and has been cut. Ask for less at a time."})
 	}
 	return &out
 }
 
-// envelop marks text as data of a source, which is a name of ours. Where the text contains the closing
-// tag, the tag is broken up, however it is spelt.
+// envelop marks text as data of a source, which is a name of ours. Where the text
+// contains the closing tag, the tag is broken up, however it is spelt.
 func envelop(source, text string) string {
-	const tag = "untrusted-data"
+	const tag, dash = "untrusted-data", len("untrusted")
 	var b strings.Builder
 	b.WriteString("<" + tag + ` source="` + source + "\">\n")
-	lower := []byte(text) // byte for byte: what strings.ToLower returns may be longer or shorter
-	for i, c := range lower {
-		if 'A' <= c && c <= 'Z' {
-			lower[i] += 'a' - 'A'
+	written := 0
+	for i := range len(text) - (len(tag) - 1) {
+		if text[i+dash] == '-' && strings.EqualFold(text[i:i+len(tag)], tag) {
+			b.WriteString(text[written:i+dash] + "\u200b")
+			written = i + dash
 		}
 	}
-	for {
-		i := bytes.Index(lower, []byte(tag))
-		if i < 0 {
-			break
-		}
-		i += len("untrusted")
-		b.WriteString(text[:i] + "\u200b")
-		text, lower = text[i:], lower[i:]
-	}
-	b.WriteString(text + "\n</" + tag + ">")
+	b.WriteString(text[written:] + "\n</" + tag + ">")
 	return b.String()
 }
 
@@ -1182,17 +1178,11 @@ func envelop(source, text string) string {
 func ErrorResult(err error) *Result {
 	code := errorCode(err)
 	message, details := errorAdvice[code], map[string]any{}
-	var origin Origin
 	ours := origins(err)
 	if ours != nil {
-		origin = *ours.origin()
+		details["server"], details["call"] = ours.origin().Server, ours.origin().Call
 	}
-	if origin.Server != "" {
-		details["server"] = origin.Server
-	}
-	if origin.Call != "" {
-		details["call"] = origin.Call
-	}
+	maps.DeleteFunc(details, func(_ string, v any) bool { return v == "" })
 	var wait time.Duration
 	switch e := rootOf(ours).(type) {
 	case *TransportError:
@@ -1212,7 +1202,7 @@ func ErrorResult(err error) *Result {
 		}
 	}
 	if wait > 0 {
-		details["retry_after_seconds"] = int64((wait + time.Second - 1) / time.Second)
+		details["retry_after_seconds"] = int64(math.Ceil(wait.Seconds()))
 	}
 	b, _ := appendValue(nil, map[string]any{"error": code, "message": message, "details": details}) // nothing in it can fail
 	return &Result{IsError: true, Content: []Content{{Type: "text", Text: string(b)}}}
@@ -1251,6 +1241,7 @@ var errorAdvice = map[string]string{
 
 // errorCode puts an error into the list.
 func errorCode(err error) string {
+	code := "UNEXPECTED"
 	switch e := rootOf(origins(err)).(type) {
 	case *ArgumentError:
 		if e.Unknown {
@@ -1266,27 +1257,25 @@ func errorCode(err error) string {
 	case *ProtocolError:
 		return "INVALID_RESULT"
 	case *UnavailableError:
-		if e.State != BreakerClosed || e.Err == nil {
-			return "SERVER_UNAVAILABLE"
+		if code = "SERVER_UNAVAILABLE"; e.State != BreakerClosed || e.Err == nil {
+			return code
 		}
 	}
-	var se *SchemaError
-	var ce *ConfigError
 	switch {
-	case errors.As(err, &se):
+	case errors.As(err, new(*SchemaError)):
 		return "SCHEMA"
-	case errors.As(err, &ce):
+	case errors.As(err, new(*ConfigError)):
 		return "CONFIGURATION"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "CANCELLED"
 	}
-	return "UNEXPECTED"
+	return code
 }
 
 func transportCode(e *TransportError) string {
 	switch {
-	case e.Reason == ReasonCancelled:
-		return "CANCELLED"
+	case e.Reason == ReasonCancelled && errors.Is(e.Err, context.DeadlineExceeded):
+		return "BUDGET_EXCEEDED"
 	case e.Status == 401, e.Status == 403:
 		return "AUTH_REQUIRED"
 	case e.Status == 429:
@@ -1295,14 +1284,9 @@ func transportCode(e *TransportError) string {
 		return "SERVER_UNAVAILABLE"
 	case e.Status >= 300:
 		return "REFUSED"
-	case e.Reason == ReasonTimeout:
-		return "TIMEOUT"
-	case e.Reason == ReasonDisconnected:
-		return "DISCONNECTED"
-	case e.Reason == ReasonLimit:
-		return "LIMIT"
 	}
-	return "PROTOCOL"
+	rest := map[Reason]string{ReasonCancelled: "CANCELLED", ReasonTimeout: "TIMEOUT", ReasonDisconnected: "DISCONNECTED", ReasonLimit: "LIMIT"}
+	return cmp.Or(rest[e.Reason], "PROTOCOL")
 }
 
 // LoadConfigs reads a file as [ParseConfigs] does, with the environment of this
@@ -1329,6 +1313,10 @@ func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, er
 	p.file(bytes.TrimPrefix(data, []byte("\ufeff")))
 	return p.configs, errors.Join(p.errs...)
 }
+
+// MarshalText is what a log in JSON shows of c, also where it is one of many:
+// the same as String, and nothing that could be read back.
+func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // A setting is one key of a configuration file, and where it goes.
 type setting struct {
@@ -1382,9 +1370,8 @@ const longest = 100 * 365 * 24 * 3600
 // "" if nothing is.
 func (s setting) set(c *Config, raw json.RawMessage) string {
 	want, to := "", s.field(c)
-	duration, _ := to.(*time.Duration)
 	var seconds float64
-	switch to.(type) {
+	switch t := to.(type) {
 	case *string:
 		want = "want text"
 	case *bool:
@@ -1396,12 +1383,12 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	case *[]string:
 		want = "want a list of texts"
 	case *map[string]string:
-		want = "want an object of texts"
+		want, *t = "want an object of texts", nil // else the layers would mix
 	}
-	if v, err := decodeValue(raw); err != nil || hasNull(v) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
+	if hasNull(raw) || json.Unmarshal(raw, to) != nil || seconds < 0 || seconds > longest {
 		return want
 	}
-	if duration != nil {
+	if duration, ok := s.field(c).(*time.Duration); ok {
 		*duration = time.Duration(seconds * float64(time.Second))
 	}
 	if s.key == "required" {
@@ -1410,18 +1397,14 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	return ""
 }
 
-// hasNull reports whether a null is in v, which encoding/json takes for any
+// hasNull reports whether a null is in raw, which encoding/json takes for any
 // value that is left as it was.
-func hasNull(v any) bool {
-	switch v := v.(type) {
-	case nil:
-		return true
-	case []any:
-		return slices.ContainsFunc(v, hasNull)
-	case map[string]any:
-		return slices.ContainsFunc(slices.Collect(maps.Values(v)), hasNull)
+func hasNull(raw json.RawMessage) bool {
+	for d := json.NewDecoder(bytes.NewReader(raw)); ; {
+		if t, err := d.Token(); err != nil || t == nil {
+			return err == nil
+		}
 	}
-	return false
 }
 
 // A configParser collects the servers of one file, and its problems.
@@ -1432,12 +1415,17 @@ type configParser struct {
 	errs    []error
 }
 
-func (p *configParser) problem(e ConfigError) { p.errs = append(p.errs, &e) }
-
 // file reads the whole document in either form.
 func (p *configParser) file(data []byte) {
+	fail := func(key, detail string) {
+		p.errs = append(p.errs, &ConfigError{Key: key, Layer: "file", Detail: detail})
+	}
+	if !utf8.Valid(data) { // encoding/json would put question marks into a password
+		fail("", "this is not UTF-8 text")
+		return
+	}
 	if _, err := decodeValue(data); err != nil { // which refuses a key that occurs twice
-		p.problem(ConfigError{Layer: "file", Detail: "this is not valid JSON" + position(data)})
+		fail("", "this is not valid JSON"+position(data))
 		return
 	}
 	const want = "want a list of servers, or an object mcpServers"
@@ -1449,18 +1437,15 @@ func (p *configParser) file(data []byte) {
 		return
 	}
 	var top map[string]json.RawMessage
-	if json.Unmarshal(data, &top) != nil || top == nil {
-		p.problem(ConfigError{Layer: "file", Detail: want})
-		return
-	}
+	json.Unmarshal(data, &top) // what is no object has no mcpServers either
 	for _, k := range slices.Sorted(maps.Keys(top)) {
 		if k != "mcpServers" {
-			p.problem(ConfigError{Key: k, Layer: "file", Detail: "unknown key" + suggest(k, []string{"mcpServers"})})
+			fail(k, "unknown key"+suggest(k, []string{"mcpServers"}))
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(top["mcpServers"])) // a map would lose the order of the file
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		p.problem(ConfigError{Key: "mcpServers", Layer: "file", Detail: want})
+		fail("mcpServers", want)
 		return
 	}
 	for d.More() {
@@ -1486,73 +1471,109 @@ func position(data []byte) string {
 // server reads one server: the file's keys, the environment over them, and the
 // check of the whole. Host says that it is of the `mcpServers` form.
 func (p *configParser) server(label string, raw json.RawMessage, host bool) {
-	before, layers := len(p.errs), map[string]string{} // which layer each key is from
-	problem := func(layer, key string, raw json.RawMessage, detail string) {
-		p.problem(ConfigError{Server: label, Key: key, Layer: layer, Value: shown(key, raw), Detail: detail})
-	}
-	var given map[string]json.RawMessage
-	if json.Unmarshal(raw, &given) != nil || given == nil {
-		problem("file", "", nil, "want an object")
+	e := entry{label: label, layer: map[string]string{}}
+	if !e.open(raw, host) {
 		return
 	}
-	if host && string(given["disabled"]) == "true" {
-		return
+	e.assign("file", e.given)
+	p.expand(&e, settings[:1]) // the name, by which variables are found
+	e.assign("environment", p.environment(&e.Config))
+	p.expand(&e, settings[1:])
+	if host && len(e.Command) > 0 && e.EnvAllow == nil {
+		e.EnvAllow = slices.Clone(hostEnv)
 	}
-	if host {
-		fromHost(given, label)
-	} else if name := ""; json.Unmarshal(given["name"], &name) == nil {
-		label = name
+	if len(e.errs) == 0 { // else it would report consequences as causes
+		for _, found := range e.problems() {
+			found.Server, found.Layer = e.label, cmp.Or(e.layer[found.Key], "file")
+			e.errs = append(e.errs, found)
+		}
 	}
-	if raw, ok := given["retry"]; ok {
+	name := envName(e.Name)
+	if len(e.errs) == 0 && p.taken[name] {
+		e.problem("file", "name", e.given["name"], "two servers answer to this name; rename one")
+	}
+	if p.errs = append(p.errs, e.errs...); len(e.errs) == 0 {
+		p.taken[name] = true
+		p.configs = append(p.configs, e.Config)
+	}
+}
+
+// An entry is one server of the file, on its way to a Config.
+type entry struct {
+	Config
+	label string                     // its name, or its place in the list if it has none
+	given map[string]json.RawMessage // what the file says, by our keys
+	layer map[string]string          // where the value of each key is from
+	errs  []error
+}
+
+// problem notes what is wrong with a value; a detail of "" is nothing.
+func (e *entry) problem(layer, key string, value json.RawMessage, detail string) {
+	if detail != "" {
+		e.errs = append(e.errs, &ConfigError{Server: e.label, Key: key, Layer: layer, Value: shown(key, value), Detail: detail})
+	}
+}
+
+// open reads the keys of the file and spells them as settings has them. It
+// reports whether there is anything to read; a server may be disabled.
+func (e *entry) open(raw json.RawMessage, host bool) bool {
+	if json.Unmarshal(raw, &e.given) != nil || e.given == nil {
+		e.problem("file", "", nil, "want an object")
+		return true
+	}
+	if host && !e.fromHost() {
+		return false
+	}
+	if name := ""; !host && json.Unmarshal(e.given["name"], &name) == nil && name != "" {
+		e.label = name
+	}
+	if raw, ok := e.given["retry"]; ok {
 		var retry map[string]json.RawMessage
 		if json.Unmarshal(raw, &retry) != nil || retry == nil {
-			problem("file", "retry", raw, "want an object")
+			e.problem("file", "retry", raw, "want an object")
 		}
-		for k, v := range retry {
-			given["retry."+k] = v
-		}
-		delete(given, "retry")
-	}
-	for _, k := range slices.Sorted(maps.Keys(given)) {
-		if !slices.ContainsFunc(settings, func(s setting) bool { return s.key == k }) {
-			problem("file", k, nil, "unknown key"+suggest(k, settingKeys()))
+		delete(e.given, "retry")
+		for _, k := range slices.Sorted(maps.Keys(retry)) {
+			e.give("retry."+k, "retry", retry[k])
 		}
 	}
-	var c Config
-	assign := func(layer string, given map[string]json.RawMessage) {
-		for _, s := range settings {
-			raw, ok := given[s.key]
-			if !ok {
-				continue
-			}
-			layers[s.key] = layer
-			detail := s.set(&c, raw)
-			if detail == "" && layer == "file" {
-				detail = p.expand(s.field(&c))
-			}
-			if detail != "" {
-				problem(layer, s.key, raw, detail)
-			}
+	known := make([]string, len(settings))
+	for i, s := range settings {
+		known[i] = s.key
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.given)) {
+		if !slices.Contains(known, k) {
+			e.problem("file", k, nil, "unknown key"+suggest(cmp.Or(hostKeys[k], k), known))
 		}
 	}
-	assign("file", given)
-	assign("environment", p.environment(&c))
-	if host && len(c.Command) > 0 && c.EnvAllow == nil {
-		c.EnvAllow = slices.Clone(hostEnv)
+	return true
+}
+
+// give is what the file says of a setting in other words.
+func (e *entry) give(key, words string, value json.RawMessage) {
+	if _, twice := e.given[key]; twice {
+		e.problem("file", words, nil, "this says what "+key+" says, too; leave one of them out")
 	}
-	if len(p.errs) == before { // else it would report consequences as causes
-		for _, e := range c.problems() {
-			e.Server, e.Layer = label, cmp.Or(layers[e.Key], "file")
-			p.errs = append(p.errs, e)
+	e.given[key] = value
+}
+
+// assign takes the values of a layer into the Config.
+func (e *entry) assign(layer string, given map[string]json.RawMessage) {
+	for _, s := range settings {
+		if raw, ok := given[s.key]; ok {
+			e.layer[s.key] = layer
+			e.problem(layer, s.key, raw, s.set(&e.Config, raw))
 		}
 	}
-	switch name := envName(c.Name); {
-	case len(p.errs) > before:
-	case p.taken[name]:
-		problem("file", "name", given["name"], "two servers answer to this name; rename one")
-	default:
-		p.taken[name] = true
-		p.configs = append(p.configs, c)
+}
+
+// expand resolves the variables in those values of the file that are in force: of
+// what the environment has replaced or discarded they need not be set.
+func (p *configParser) expand(e *entry, some []setting) {
+	for _, s := range some {
+		if e.layer[s.key] == "file" {
+			e.problem("file", s.key, e.given[s.key], p.resolve(s.field(&e.Config)))
+		}
 	}
 }
 
@@ -1563,13 +1584,19 @@ var hostEnv = []string{"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 // hostKeys are the keys of other hosts' files: the setting that each stands
 // for, or "" where it does not concern a client library.
 var hostKeys = map[string]string{
-	"args": "command", "url": "endpoint", "type": "transport", "cwd": "dir",
+	"args": "command", "url": "endpoint", "serverUrl": "endpoint", "type": "transport", "cwd": "dir", "disabledTools": "deny",
 	"disabled": "", "alwaysAllow": "", "autoApprove": "", "description": "",
 }
 
-// fromHost spells a server of an `mcpServers` object in our keys. Names there are
-// free text; characters that ours lack fold to '-'.
-func fromHost(m map[string]json.RawMessage, name string) {
+// fromHost spells a server of an `mcpServers` object in our keys, and reports
+// whether it is enabled. Names there are free text; characters that ours lack
+// fold to '-'.
+func (e *entry) fromHost() bool {
+	m := e.given
+	disabled := false
+	if raw, ok := m["disabled"]; ok && json.Unmarshal(raw, &disabled) != nil {
+		e.problem("file", "disabled", raw, "want true or false")
+	}
 	if command, args := m["command"], m["args"]; command != nil || args != nil {
 		argv := texts(command) // without a command a null, since args alone are no argv
 		if args != nil {
@@ -1579,18 +1606,20 @@ func fromHost(m map[string]json.RawMessage, name string) {
 		delete(m, "args")
 	}
 	kind := ""
-	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(kind, "http") || kind == "sse") {
+	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(strings.ToLower(kind), "http") || strings.EqualFold(kind, "sse")) {
 		m["type"] = json.RawMessage(`"http"`)
 	}
-	for theirs, ours := range hostKeys {
-		if raw, ok := m[theirs]; ok && ours != "" {
-			m[ours] = raw
-		}
+	for _, theirs := range slices.Sorted(maps.Keys(hostKeys)) {
+		raw, ok := m[theirs]
 		delete(m, theirs)
+		if ours := hostKeys[theirs]; ok && ours != "" {
+			e.give(ours, theirs, raw)
+		}
 	}
 	if m["name"] == nil {
-		m["name"], _ = appendValue(nil, foldName(name, '-'))
+		m["name"], _ = appendValue(nil, foldName(e.label, '-'))
 	}
+	return !disabled
 }
 
 // texts returns the elements of a list, or the one text that stands for a list
@@ -1645,15 +1674,24 @@ func envName(s string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(s))
 }
 
-// expand resolves the variables in the texts of a field, and returns what is
-// wrong with them, "" if nothing is.
-func (p *configParser) expand(field any) (problem string) {
-	resolve := func(text string) string {
-		text, missing := p.resolve(text)
-		if missing != "" && problem == "" {
-			problem = "variable " + missing + " is not set; set it, or write ${" + missing + ":-default}"
+// resolve puts the values of variables in their place in the texts of a field, and
+// returns what is wrong with them, "" if nothing is.
+func (p *configParser) resolve(field any) (problem string) {
+	resolve := func(text string) (out string) {
+		for {
+			head, rest, found := strings.Cut(text, "${")
+			ref, tail, closed := strings.Cut(rest, "}")
+			if !found || !closed {
+				return out + text
+			}
+			name, value, hasDefault := strings.Cut(ref, ":-")
+			if set, ok := p.lookup(name); set != "" || ok && !hasDefault {
+				value = set
+			} else if !hasDefault && problem == "" {
+				problem = "variable " + name + " is not set; set it, or write ${" + name + ":-default}"
+			}
+			out, text = out+head+value, tail
 		}
-		return text
 	}
 	switch f := field.(type) {
 	case *string:
@@ -1668,36 +1706,6 @@ func (p *configParser) expand(field any) (problem string) {
 		}
 	}
 	return problem
-}
-
-// resolve puts the values of variables in their place. Missing is the first that
-// is not set and has no default.
-func (p *configParser) resolve(text string) (out, missing string) {
-	for {
-		head, rest, found := strings.Cut(text, "${")
-		ref, tail, closed := strings.Cut(rest, "}")
-		if !found || !closed {
-			return out + text, missing
-		}
-		name, byDefault, hasDefault := strings.Cut(ref, ":-")
-		value, set := p.lookup(name)
-		switch {
-		case hasDefault && value == "":
-			value = byDefault
-		case !set && missing == "":
-			missing = name
-		}
-		out, text = out+head+value, tail
-	}
-}
-
-// settingKeys lists the keys that a file may use.
-func settingKeys() []string {
-	keys := slices.Sorted(maps.Keys(hostKeys))
-	for _, s := range settings {
-		keys = append(keys, s.key)
-	}
-	return keys
 }
 
 // suggest returns "; did you mean …" if a known word is near.
@@ -1719,13 +1727,13 @@ func suggest(word string, known []string) string {
 	return "; did you mean " + strconv.Quote(best) + "?"
 }
 
-// shown renders a value for an error. Headers and variables are secrets, a URL
-// loses its user info and query; what remains is cut short.
+// shown renders a value for an error. Headers, variables and arguments are
+// secrets, a URL loses its user info and query; what remains is cut short.
 func shown(key string, raw json.RawMessage) string {
 	switch {
 	case raw == nil:
 		return ""
-	case key == "headers", key == "env":
+	case key == "headers", key == "env", key == "command" && bytes.ContainsAny(raw, ", "): // arguments
 		return "***"
 	case key == "endpoint":
 		var s string
@@ -1768,22 +1776,15 @@ func cleanURL(s string) string {
 // reservedHeader reports whether the protocol or HTTP itself sets a header, or
 // whether it would make net/http repeat requests behind our back.
 func reservedHeader(name string) bool {
+	const others = "accept accept-encoding connection content-length content-type host idempotency-key " +
+		"last-event-id trailer transfer-encoding upgrade x-idempotency-key"
 	name = strings.ToLower(name)
-	switch name {
-	case "accept", "content-type", "content-length", "transfer-encoding", "connection", "host", "trailer", "upgrade",
-		"last-event-id", "idempotency-key", "x-idempotency-key", "accept-encoding":
-		return true
-	}
-	return strings.HasPrefix(name, "mcp-")
+	return strings.HasPrefix(name, "mcp-") || slices.Contains(strings.Fields(others), name)
 }
 
 // headerToken reports whether s is a field name (RFC 9110, section 5.6.2).
 func headerToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+	})
 }

@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,6 +143,109 @@ func TestParseConfigsTwice(t *testing.T) {
 	got, err := ParseConfigs([]byte(`[{"name":"a-b","command":["x"]},{"name":"A_B","command":["y"]},{"command":["z"]},{"command":["z"]}]`), nil)
 	if len(got) != 1 || got[0].Name != "a-b" || strings.Count(fmt.Sprint(err), "two servers") != 1 {
 		t.Errorf("ParseConfigs = %v, %v", got, err)
+	}
+}
+
+// TestParseConfigsHosts reads what other hosts write, and the slips of those who
+// write by hand.
+func TestParseConfigsHosts(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, file string
+		want       string // of the Config
+		err        string
+	}{
+		{"Claude Desktop", `{"mcpServers":{"a":{"command":"npx","args":["-y","p"],"env":{"K":"v"}}}}`, `mcp.Config{"a" command="npx" +2 env=K}`, ""},
+		{"Cursor", `{"mcpServers":{"a":{"url":"http://h/","headers":{"X":"y"}}}}`, `mcp.Config{"a" endpoint="http://h/" headers=X}`, ""},
+		{"Windsurf", `{"mcpServers":{"a":{"serverUrl":"http://h/","disabledTools":["x"]}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
+		{"another spelling of HTTP", `{"mcpServers":{"a":{"type":"streamableHttp","url":"http://h/"}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
+		{"and of SSE", `{"mcpServers":{"a":{"type":"SSE","url":"http://h/"}}}`, `mcp.Config{"a" endpoint="http://h/"}`, ""},
+		{"disabled", `{"mcpServers":{"a":{"command":"x","disabled":true,"unknown":1}}}`, "", ""},
+		{"not disabled", `{"mcpServers":{"a":{"command":"x","disabled":false}}}`, `mcp.Config{"a" command="x" +0}`, ""},
+		{"disabled in words", `{"mcpServers":{"a":{"command":"x","disabled":"true"}}}`, "", `server "a": disabled = "true" (file): want true or false`},
+		{"two words for one thing", `{"mcpServers":{"a":{"url":"http://h/","endpoint":"http://other/"}}}`, "", `server "a": url (file): this says what endpoint says, too`},
+		{"and in retry", `[{"name":"a","command":["x"],"retry":{"max_attempts":2},"retry.max_attempts":3}]`, "", `server "a": retry (file): this says what retry.max_attempts says, too`},
+		{"another host's key in a list", `[{"name":"a","url":"http://h/"}]`, "", `url (file): unknown key; did you mean "endpoint"?`},
+		{"one that has no like here", `[{"name":"a","command":["x"],"disabled":true}]`, "", `disabled (file): unknown key`},
+		{"no name", `[{"name":"","command":["x"],"max_tools":"x"}]`, "", `server "#1": max_tools`},
+		{"VS Code", `{"servers":{"a":{"command":"x"}},"inputs":[]}`, "", `mcpServers (file): want a list of servers, or an object mcpServers`},
+		{"Latin-1", "[{\"name\":\"a\",\"command\":[\"x\"],\"env\":{\"PASSWORD\":\"gr\xfcn\"}}]", "", `config (file): this is not UTF-8 text`},
+		{"UTF-16", "\xff\xfe[\x00]\x00", "", `config (file): this is not UTF-8 text`},
+		{"a comment", "[{\"name\":\"a\",\r\n // why\r\n\"command\":[\"x\"]}]", "", `this is not valid JSON (line 2)`},
+		{"a trailing comma", "[\n{\"name\":\"a\",\"command\":[\"x\",]}]", "", `this is not valid JSON (line 2)`},
+		{"a duration with its unit", `[{"name":"a","command":["x"],"timeout_seconds":"5s"}]`, "", `timeout_seconds = "5s" (file): want a number of seconds`},
+	}
+	for _, tt := range tests {
+		got, err := ParseConfigs([]byte(tt.file), nil)
+		shown := ""
+		for _, c := range got {
+			shown += c.String()
+		}
+		if shown != tt.want || (err == nil) != (tt.err == "") || !strings.Contains(fmt.Sprint(err), tt.err) || strings.Contains(fmt.Sprint(err), `did you mean "disabled"`) {
+			t.Errorf("%s: %s, %v; want %s, %s", tt.name, shown, err, tt.want, tt.err)
+		}
+	}
+}
+
+// What the environment says of a key stands in the place of what the file says.
+func TestParseConfigsLayersDoNotMix(t *testing.T) {
+	t.Parallel()
+	got, err := ParseConfigs([]byte(`[{"name":"a","endpoint":"http://h/","headers":{"Authorization":"old"},"pins":{"x":"1","y":"2"}}]`),
+		vars(map[string]string{"MCP_A_HEADERS": `{"X-Key":"new"}`, "MCP_A_PINS": "{}"}))
+	if err != nil || len(got) != 1 || len(got[0].Headers) != 1 || got[0].Headers["X-Key"] != "new" || len(got[0].Pins) != 0 {
+		t.Errorf("ParseConfigs = %v, %v", got, err)
+	}
+}
+
+// A variable of the file has to be set only if its value is in force.
+func TestParseConfigsVariablesInForce(t *testing.T) {
+	t.Parallel()
+	file := []byte(`[{"name":"${NAME:-a}","command":["${BIN}","x"],"env":{"K":"${KEY}"},"allow":["${TOOL}"],"dir":"${DIR:-d}"}]`)
+	got, err := ParseConfigs(file, vars(map[string]string{"MCP_A_ENDPOINT": "http://h/", "MCP_A_ALLOW": "${y}"}))
+	if err != nil || len(got) != 1 || got[0].Endpoint != "http://h/" || got[0].Command != nil || !slices.Equal(got[0].Allow, []string{"${y}"}) {
+		t.Errorf("ParseConfigs = %v, %v", got, err)
+	}
+	_, err = ParseConfigs(file, vars(map[string]string{"NAME": "b", "MCP_A_ENDPOINT": "http://h/", "MCP_B_ALLOW": "y", "BIN": "x"}))
+	if err == nil || !strings.Contains(err.Error(), "env = *** (file): variable KEY is not set") || strings.Count(err.Error(), "\n") != 0 {
+		t.Errorf("ParseConfigs: %v", err)
+	}
+	if _, err = ParseConfigs([]byte(`[{"name":"${NAME}","command":["x${}"]}]`), nil); fmt.Sprint(err) != `mcp: config: server "${NAME}": name = "${NAME}" (file): variable NAME is not set; set it, or write ${NAME:-default}
+mcp: config: server "${NAME}": command = ["x${}"] (file): variable  is not set; set it, or write ${:-default}` {
+		t.Errorf("ParseConfigs: %v", err)
+	}
+}
+
+// No error about a file shows the arguments of a command, and nothing that holds
+// a Config shows its secrets, however it is printed.
+func TestNoSecretIsShown(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{
+		`{"mcpServers":{"a":{"command":"npx","args":["--token","hunter2",5]}}}`,
+		`{"mcpServers":{"a":{"command":"npx","args":["--token=hunter2","${MISSING}"]}}}`,
+		`[{"name":"a","command":"srv --token=hunter2"}]`,
+		`[{"name":"a","command":["srv","hunter2"],"endpoint":7}]`,
+		`[{"name":"a","endpoint":["http://hunter2@h/"]}]`,
+	} {
+		if _, err := ParseConfigs([]byte(file), nil); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("ParseConfigs(%s): %v", file, err)
+		}
+	}
+	cfg := Config{Name: "a", Endpoint: "https://u:hunter2@h/mcp?k=hunter2", Headers: map[string]string{"Authorization": "hunter2"}}
+	var log strings.Builder
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "one", cfg, "many", []Config{cfg}, "within", struct{ Config Config }{cfg})
+	if s := log.String(); strings.Contains(s, "hunter2") || strings.Count(s, "https://h/mcp") != 3 {
+		t.Errorf("logged as %s", s)
+	}
+	c, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range map[string]any{"Client": c, "Guard": NewGuard(cfg, nil), "ResilientSession": c.s, "Fleet": newFleet(c), "*Config": &cfg} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+			if s := fmt.Sprintf(verb, v); strings.Contains(s, "hunter2") {
+				t.Errorf("%s of a %s shows %s", verb, name, s)
+			}
+		}
 	}
 }
 
@@ -279,6 +386,95 @@ func TestClientCall(t *testing.T) {
 	})
 }
 
+// TestUnfitArguments: what cannot be written as JSON is refused under the name
+// that the caller knows, and not the server's own.
+func TestUnfitArguments(t *testing.T) {
+	t.Parallel()
+	rt := NewRecordingTransport(map[string]any{"tools/list": []Tool{tool("a canary", anyObject, "")}, "tools/call": &Result{}})
+	for _, mode := range []string{"enforce", "off"} {
+		cfg := Config{Name: "s", Prefix: "p", Arguments: mode}
+		c := client2(NewSession(rt, cfg, nil), cfg)
+		for _, call := range []*Call{
+			{Arguments: map[string]any{"n": math.NaN()}},
+			{Arguments: map[string]any{"n": []any{math.Inf(-1)}}},
+			{Arguments: map[string]any{"n": json.Number("x")}},
+			{Arguments: map[string]any{"n": func() {}}},
+			{Meta: map[string]any{"n": math.NaN()}},
+		} {
+			call.Tool = "p-a_canary"
+			_, err := c.Call(t.Context(), call)
+			var ae *ArgumentError
+			if !errors.As(err, &ae) || ae.Tool != call.Tool || strings.Contains(err.Error()+ErrorResult(err).Text(), "a canary") {
+				t.Errorf("%s: Call(%v, %v): %v", mode, call.Arguments, call.Meta, err)
+			}
+		}
+	}
+	for _, r := range rt.Calls() {
+		if r.Method == "tools/call" {
+			t.Errorf("%s was sent", r.Raw)
+		}
+	}
+}
+
+// sameAnswer is a session that has one answer for all, or none.
+type sameAnswer struct {
+	Session
+	result *Result
+}
+
+func (s sameAnswer) CallTool(context.Context, *Call) (*Result, error) { return s.result, nil }
+
+// TestSharedResult: what a session hands to many is changed for nobody.
+func TestSharedResult(t *testing.T) {
+	t.Parallel()
+	canned := &Result{Content: []Content{{Type: "text", Text: "ok"}}}
+	server := serving()
+	server.Tools = []Tool{tool("x", `{"type":"object","required":["n"]}`, "")}
+	server.Handler = func(context.Context, *Call) (*Result, error) { return canned, nil }
+	for name, s := range map[string]Session{"FaultyServer": server, "another": sameAnswer{server, canned}} {
+		cfg := Config{Name: "s", Arguments: "advise"}
+		c := client2(s, cfg)
+		if _, err := c.Adopt(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				if r, err := c.Call(t.Context(), &Call{Tool: "x"}); err != nil || len(r.Issues) != 1 {
+					t.Errorf("%s: Call = %+v, %v", name, r, err)
+				}
+				if r, err := c.Call(t.Context(), &Call{Tool: "x", Arguments: map[string]any{"n": 1}}); err != nil || len(r.Issues) != 0 {
+					t.Errorf("%s: Call = %+v, %v", name, r, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	if len(canned.Issues) != 0 {
+		t.Errorf("the canned result has issues: %v", canned.Issues)
+	}
+}
+
+// TestNoResult: a session that gives neither a result nor an error has broken its
+// word, with the policy around it and without.
+func TestNoResult(t *testing.T) {
+	t.Parallel()
+	s := sameAnswer{serving("x"), nil}
+	cfg := Config{Name: "s"}
+	for _, c := range []*Client{client2(s, cfg), NewClient(s, cfg, nil)} {
+		f, err := Assemble(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := f.Call(t.Context(), &Call{Tool: "x"}); r != nil || !errors.Is(err, ReasonProtocol) {
+			t.Errorf("Call = %v, %v", r, err)
+		}
+		if r := f.Answer(t.Context(), &Call{Tool: "x"}); !r.IsError || !strings.Contains(r.Text(), "INVALID_RESULT") {
+			t.Errorf("Answer = %v", r)
+		}
+	}
+}
+
 // cycle returns a value that contains itself.
 func cycle() map[string]any {
 	m := map[string]any{}
@@ -320,6 +516,41 @@ func TestDrift(t *testing.T) {
 	var ae *ArgumentError
 	if _, err := c.Call(t.Context(), &Call{Tool: "a"}); !errors.As(err, &ae) {
 		t.Errorf("the new schema does not hold: %v", err)
+	}
+}
+
+// reconnecting is a session that says when it has come back.
+type reconnecting struct {
+	Session
+	back func(context.Context)
+	list func() []Tool
+}
+
+func (s *reconnecting) onReconnect(f func(context.Context))       { s.back = f }
+func (s *reconnecting) serverInfo() *ServerInfo                   { return nil }
+func (s *reconnecting) ListTools(context.Context) ([]Tool, error) { return s.list(), nil }
+
+// TestDriftAgainstTheLatest adopts the new list while the one of a reconnection
+// is on its way: nothing has drifted from what is in force.
+func TestDriftAgainstTheLatest(t *testing.T) {
+	t.Parallel()
+	now := []Tool{tool("x", anyObject, "")}
+	s := &reconnecting{Session: serving(), list: func() []Tool { return now }}
+	c := NewClient(s, Config{Name: "s"}, nil)
+	if _, err := c.Adopt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now = []Tool{tool("y", anyObject, "")}
+	s.list = func() []Tool {
+		s.list = func() []Tool { return now }
+		if _, err := c.Adopt(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return now
+	}
+	s.back(t.Context())
+	if c.Stale() || len(c.Drift()) > 0 {
+		t.Errorf("drift %v", c.Drift())
 	}
 }
 
@@ -527,7 +758,7 @@ func TestAssembleCancelled(t *testing.T) {
 		slow := serving("x")
 		slow.Fault, slow.Delay = FaultSlow, time.Hour
 		f, err := Assemble(ctx, client(slow, Config{Name: "a", Optional: true}, nil))
-		if f != nil || !errors.Is(err, context.DeadlineExceeded) {
+		if f != nil || !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, new(*BudgetError)) {
 			t.Errorf("Assemble = %v, %v, want the caller's own end and no degradation", f, err)
 		}
 	})
@@ -551,6 +782,90 @@ func TestAssemblePanic(t *testing.T) {
 	if f, err := Assemble(t.Context(), p(false)); err == nil || f != nil {
 		t.Errorf("a required server that panics: %v, %v", f, err)
 	}
+	exits := connecting{serving("x"), func() (*ServerInfo, error) { runtime.Goexit(); return nil, nil }}
+	f, err = Assemble(t.Context(), client2(exits, Config{Name: "p", Optional: true}), client(serving("y"), Config{Name: "a"}, nil))
+	if err != nil || len(f.Degraded()) != 1 || len(f.Tools()) != 1 {
+		t.Errorf("an optional server that leaves its goroutine: %v, %v", f, err)
+	}
+	if f, err := Assemble(t.Context(), client2(exits, Config{Name: "p"})); err == nil || f != nil {
+		t.Errorf("a required server that leaves its goroutine: %v, %v", f, err)
+	}
+}
+
+// connecting is a session whose handshake is f.
+type connecting struct {
+	Session
+	f func() (*ServerInfo, error)
+}
+
+func (s connecting) Initialize(context.Context) (*ServerInfo, error) { return s.f() }
+
+// TestAssembleCancelledWithin has a server fail of a cancel of its own, as an
+// Authorize does whose own context has ended: that is a failure like any other.
+func TestAssembleCancelledWithin(t *testing.T) {
+	t.Parallel()
+	cancelled := connecting{serving("x"), func() (*ServerInfo, error) { return nil, fmt.Errorf("the token's: %w", context.Canceled) }}
+	for _, wrap := range []func(Config) *Client{
+		func(cfg Config) *Client { return client2(cancelled, cfg) },
+		func(cfg Config) *Client { return NewClient(cancelled, cfg, nil) },
+	} {
+		f, err := Assemble(t.Context(), wrap(Config{Name: "a"}), client(serving("y"), Config{Name: "b"}, nil))
+		var ue *UnavailableError
+		if f != nil || !errors.As(err, &ue) || ue.Server != "a" {
+			t.Errorf("Assemble = %v, %v without a required server", f, err)
+		}
+		f, err = Assemble(t.Context(), wrap(Config{Name: "a", Optional: true}), client(serving("y"), Config{Name: "b"}, nil))
+		if err != nil || len(f.Degraded()) != 1 || !strings.Contains(f.Notice(), "it could not be used") {
+			t.Errorf("Assemble = %v, %v without an optional server", f, err)
+		}
+	}
+}
+
+// TestToolIsListedOnce moves a tool from one server to another and back while
+// the fleet is asked for its tools.
+func TestToolIsListedOnce(t *testing.T) {
+	t.Parallel()
+	var here [2]atomic.Bool
+	var clients []*Client
+	const last = 999
+	for i := range last + 1 {
+		s := &reconnecting{Session: serving(), list: func() []Tool { return nil }}
+		if i%last == 0 { // the first and the last
+			here := &here[i/last]
+			s.list = func() []Tool {
+				if here.Load() {
+					return []Tool{tool("x", anyObject, "")}
+				}
+				return nil
+			}
+		}
+		clients = append(clients, NewClient(s, Config{Name: fmt.Sprintf("s%d", i)}, nil))
+	}
+	f, err := Assemble(t.Context(), clients...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer done.Store(true)
+		for i := range 500 {
+			to := i % 2
+			here[1-to].Store(false)
+			here[to].Store(true)
+			for _, end := range []int{1 - to, to} { // the one that loses it first
+				if _, err := clients[last*end].Adopt(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	for !done.Load() {
+		if got := f.Tools(); len(got) > 1 {
+			t.Fatalf("a tool that has moved is listed twice: %q", names(got))
+		}
+	}
+	wg.Wait()
 }
 
 func TestReadoptAndRefresh(t *testing.T) {
@@ -589,6 +904,36 @@ func TestReadoptAndRefresh(t *testing.T) {
 	if d, err := f.Refresh(t.Context()); len(d) != 0 || err != nil {
 		t.Errorf("Refresh with nothing stale = %v, %v", d, err)
 	}
+}
+
+// TestReadoptCancelled: a Readopt that is cut short has found nothing out.
+func TestReadoptCancelled(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server := serving("x")
+		server.Fault = FaultUnreachable
+		f, err := Assemble(t.Context(), client(server, Config{Name: "a", Optional: true, BreakerFailures: -1}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := f.Notice()
+		server.SetFault(FaultSlow)
+		for name, end := range map[string]func() (context.Context, context.CancelFunc){
+			"cancel": func() (context.Context, context.CancelFunc) {
+				ctx, stop := context.WithCancel(t.Context())
+				time.AfterFunc(time.Second, stop)
+				return ctx, stop
+			},
+			"deadline": func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), time.Second) },
+		} {
+			ctx, stop := end()
+			back, err := f.Readopt(ctx)
+			stop()
+			if len(back) > 0 || !errors.Is(err, ctx.Err()) || f.Notice() != before || f.Degraded()[0].Class != OutcomeFault {
+				t.Errorf("%s: Readopt = %v, %v; notice %q", name, back, err, f.Notice())
+			}
+		}
+	})
 }
 
 // TestAdoptInFleet adopts a server of a fleet by itself: its new tools can be
@@ -696,6 +1041,41 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
+// TestAnswerIsBounded: whatever a result is made of, a model reads little more of
+// it than its limit, and whole characters.
+func TestAnswerIsBounded(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("y", 1<<20)
+	for name, r := range map[string]*Result{
+		"many texts":      {Content: slices.Repeat([]Content{{Type: "text", Text: "x"}}, maxEntries)},
+		"many empty ones": {Content: slices.Repeat([]Content{{Type: "text"}}, maxEntries)},
+		"a name":          {Content: []Content{{Type: "resource_link", Name: big, Raw: json.RawMessage(`"x"`)}}},
+		"a URI":           {Content: []Content{{Type: "resource_link", URI: big, Raw: json.RawMessage(`"x"`)}}},
+		"a MIME type":     {Content: []Content{{Type: "image", Data: "AA", MIMEType: big}}},
+		"a type":          {Content: []Content{{Type: big, Raw: json.RawMessage(`"x"`)}}},
+		"structured":      {Structured: json.RawMessage(`"` + big + `"`)},
+	} {
+		for _, limit := range []int{0, 1, 100, 64 << 10} {
+			got := forModel(r, "s/t", limit)
+			size := len(got.Structured)
+			for _, c := range got.Content {
+				size += len(c.Type) + len(c.Text) + len(c.Data) + len(c.MIMEType) + len(c.URI) + len(c.Name) + len(c.Raw)
+			}
+			if size > limit+limit/8+200 || !strings.Contains(got.Text(), "has been cut") && limit < 1<<10 && name != "many empty ones" {
+				t.Errorf("%s: %d bytes of %d; %.200q", name, size, limit, got.Text())
+			}
+		}
+	}
+	const letters = "aé\u20ac\U0001f600"
+	for limit := range len(letters) + 1 {
+		got := forModel(&Result{Content: []Content{{Type: "text", Text: letters}}}, "s/t", limit).Content[0].Text
+		got = strings.TrimSuffix(strings.TrimPrefix(got, "<untrusted-data source=\"s/t\">\n"), "\n</untrusted-data>")
+		if !utf8.ValidString(got) || !strings.HasPrefix(letters, got) || len(got) > limit || limit-len(got) >= utf8.UTFMax {
+			t.Errorf("at %d bytes: %q", limit, got)
+		}
+	}
+}
+
 // TestErrorResult has one row for each code of the closed list.
 func TestErrorResult(t *testing.T) {
 	t.Parallel()
@@ -710,6 +1090,9 @@ func TestErrorResult(t *testing.T) {
 		{&ArgumentError{Tool: "t", Unknown: true}, "UNKNOWN_TOOL"},
 		{te(ReasonUnavailable, 503), "SERVER_UNAVAILABLE"},
 		{&UnavailableError{State: BreakerOpen, RetryAfter: time.Second}, "SERVER_UNAVAILABLE"},
+		{&UnavailableError{Err: errors.New("of a session that is not ours")}, "SERVER_UNAVAILABLE"},
+		{&UnavailableError{Err: te(ReasonTimeout, 0)}, "TIMEOUT"},
+		{&TransportError{Reason: ReasonUnavailable, RetryAfter: math.MaxInt64}, "SERVER_UNAVAILABLE"},
 		{te(ReasonUnavailable, 429), "RATE_LIMITED"},
 		{te(ReasonTimeout, 0), "TIMEOUT"},
 		{&BudgetError{Breached: "run_seconds"}, "BUDGET_EXCEEDED"},
@@ -722,6 +1105,7 @@ func TestErrorResult(t *testing.T) {
 		{te(ReasonProtocol, 401), "AUTH_REQUIRED"},
 		{te(ReasonProtocol, 403), "AUTH_REQUIRED"},
 		{&TransportError{Reason: ReasonCancelled, Err: context.Canceled}, "CANCELLED"},
+		{&TransportError{Reason: ReasonCancelled, Err: context.DeadlineExceeded}, "BUDGET_EXCEEDED"},
 		{context.Canceled, "CANCELLED"},
 		{&SchemaError{Reason: "budget"}, "SCHEMA"},
 		{&ConfigError{Detail: "x"}, "CONFIGURATION"},
@@ -742,6 +1126,9 @@ func TestErrorResult(t *testing.T) {
 		}
 		if strings.Contains(r.Text(), "canary") || strings.Contains(r.Text(), "internal refused") {
 			t.Errorf("ErrorResult(%v) leaks: %s", tt.err, r.Text())
+		}
+		if wait, ok := got.Details["retry_after_seconds"].(float64); ok && wait <= 0 {
+			t.Errorf("ErrorResult(%v) asks for %v seconds", tt.err, wait)
 		}
 		if tt.code == "RATE_LIMITED" && (got.Details["retry_after_seconds"] != 2.0 || got.Details["call"] != "c1") {
 			t.Errorf("details %v", got.Details)

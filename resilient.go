@@ -83,8 +83,7 @@ func (h Health) LogValue() slog.Value {
 		slog.String("operation", h.Operation), slog.Int("retries", h.Retries), slog.Duration("latency", h.Latency),
 		slog.Int("consecutive_failures", h.ConsecutiveFailures), slog.Duration("retry_after", h.RetryAfter),
 		slog.Uint64("calls", h.Calls), slog.Uint64("faults", h.Faults), slog.Uint64("late", h.Late),
-		slog.Uint64("retried", h.Retried), slog.Uint64("opened", h.Opened), slog.Uint64("refused", h.Refused),
-		slog.Uint64("fallbacks", h.Fallbacks))
+		slog.Uint64("retried", h.Retried), slog.Uint64("opened", h.Opened), slog.Uint64("refused", h.Refused), slog.Uint64("fallbacks", h.Fallbacks))
 }
 
 // A Reach is one attempt against a server, as [Options.Trace] sees it begin.
@@ -106,28 +105,22 @@ func (r Reach) Name() string { return "mcp." + r.Server + "." + r.Operation }
 // OpenTelemetry's conventions for MCP name. No argument or result is among
 // them. The span's error.type, when it ends, is [Health.ErrorType].
 func (r Reach) Attrs() []slog.Attr {
-	method, transport, protocol, execute := r.Operation, "", "", ""
+	method, execute := r.Operation, ""
 	if method == "connect" {
 		method = "initialize"
-	}
-	switch r.Transport {
-	case "stdio":
-		transport = "pipe"
-	case "http":
-		transport, protocol = "tcp", "http"
 	}
 	if r.Tool != "" {
 		execute = "execute_tool"
 	}
-	attrs := []slog.Attr{
+	wire := map[string][2]string{"stdio": {"pipe", ""}, "http": {"tcp", "http"}}[r.Transport]
+	return slices.DeleteFunc([]slog.Attr{
 		slog.String("adk.mcp.server", r.Server), slog.String("adk.mcp.operation", r.Operation),
 		slog.String("adk.mcp.breaker", r.State.String()), slog.String("adk.mcp.call", r.Call),
 		slog.Int("adk.mcp.attempt", r.Attempt), slog.String("mcp.method.name", method),
 		slog.String("gen_ai.tool.name", r.Tool), slog.String("gen_ai.operation.name", execute),
 		slog.String("mcp.protocol.version", r.Protocol),
-		slog.String("network.transport", transport), slog.String("network.protocol.name", protocol),
-	}
-	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
+		slog.String("network.transport", wire[0]), slog.String("network.protocol.name", wire[1]),
+	}, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
 // An Operation says what a [Guard] is asked to do.
@@ -147,10 +140,10 @@ type Operation struct {
 // Name, CallTimeout, MaxInFlight, Retry, BreakerFailures and BreakerReset of its
 // Config, is safe for concurrent use, and has no goroutine.
 type Guard struct {
-	cfg    Config
+	cfg    *Config // not changed; a pointer, behind which fmt does not look for secrets
 	opt    Options
-	info   func() *ServerInfo // for spans; may be nil
-	slots  chan struct{}      // an element for each reach in flight; nil means no limit
+	info   func() *ServerInfo // for spans; of what may be nil
+	slots  chan struct{}      // an element for each reach in flight
 	base   time.Time          // instants are durations since
 	prefix string             // of call ids
 	ids    atomic.Uint64      // call ids made
@@ -165,16 +158,18 @@ type Guard struct {
 
 // NewGuard returns the policy that cfg declares. A nil o means defaults.
 func NewGuard(cfg Config, o *Options) *Guard {
-	g := &Guard{cfg: cfg.withDefaults(), base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32())}
+	cfg = cfg.withDefaults()
+	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32()), info: func() *ServerInfo { return nil }}
 	if o != nil {
 		g.opt = *o
 	}
 	if g.opt.Rand == nil {
 		g.opt.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())).Int64N
 	}
-	if g.cfg.MaxInFlight > 0 {
-		g.slots = make(chan struct{}, g.cfg.MaxInFlight)
+	if cfg.MaxInFlight < 0 {
+		cfg.MaxInFlight = math.MaxInt32 // no limit, and a channel of nothing takes no memory
 	}
+	g.slots = make(chan struct{}, cfg.MaxInFlight)
 	g.breaker = breaker{limit: g.cfg.BreakerFailures, reset: max(0, g.cfg.BreakerReset), draw: g.drawLocked}
 	g.health.Server = g.cfg.Name
 	return g
@@ -184,12 +179,11 @@ func NewGuard(cfg Config, o *Options) *Guard {
 // its ceiling and within what is left of the run, none while the breaker is
 // open, and again after a jittered wait where that is safe.
 //
-// An error of this package is judged by what it says: an answer, be it a
-// refusal, shows that the server is alive; a missing answer is a fault. Any other
-// error of fn is a fault; an fn that has a "no" to report keeps it and returns
-// nil. A fault is retried if the operation is repeatable, or if a
-// [TransportError] is certain that nothing was sent. If fn panics, that counts as
-// a fault, and the panic goes on.
+// An error of this package is judged by what it says: an answer, be it a refusal,
+// shows that the server is alive; a missing answer is a fault. Any other error of
+// fn is a fault; an fn that has a "no" to report keeps it and returns nil. A fault
+// is retried if the operation is repeatable, or if a [TransportError] is certain
+// that nothing was sent. A panic of fn counts as a fault, and goes on.
 //
 // The error is that of the last attempt; or an [UnavailableError], if the breaker
 // refused the first; or, around the last fault, a [BudgetError] or a
@@ -202,10 +196,6 @@ func NewGuard(cfg Config, o *Options) *Guard {
 //	deadline   the run is over before another attempt could begin
 //	breaker    the breaker is open
 //	cancelled  the caller gave up
-//
-// In runs that always end before the ceiling a server that hangs never shows,
-// because the run's own clock runs out first: keep CallTimeout well below the
-// time that a run has.
 func (g *Guard) Do(ctx context.Context, op Operation, fn func(ctx context.Context) error) error {
 	return g.do(ctx, op, 0, reachFunc(fn))
 }
@@ -290,22 +280,22 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 		g.release()
 		return ruling{retry: ended}, err
 	}
-	var spanEnd func(Health, error)
+	h, spanEnd := Health{}, func(Health, error) {}
 	// What holds if this function is left by a panic or runtime.Goexit: of a
 	// hook, until the reach begins.
 	r, err = ruling{class: OutcomeFault, verdict: neither, kind: "panic"}, errAbandoned
-	defer func() {
-		h := g.settle(o, t, r, start, spanEnd != nil)
-		g.release()
-		if spanEnd != nil {
-			spanEnd(h, err)
-		}
-		g.deliver()
-	}()
+	// Last to first. Each is done whatever becomes of those before: hooks panic.
+	defer g.deliver()
+	defer func() { spanEnd(h, err) }()
+	defer g.release()
+	defer func() { h = g.settle(o, t, r, start) }()
 	g.deliver() // that a probe goes out
 	rctx, cancel := ctx, func() {}
 	if g.opt.Trace != nil {
-		rctx, spanEnd = g.opt.Trace(ctx, g.describe(o, state))
+		var end func(Health, error)
+		if rctx, end = g.opt.Trace(ctx, g.describe(o, state)); end != nil {
+			spanEnd = end
+		}
 	}
 	// A derived context is most of what a policy costs. None is needed where
 	// the caller's, or the session itself, bounds the reach.
@@ -316,16 +306,14 @@ func (g *Guard) attempt(ctx context.Context, o *operation, w reacher) (r ruling,
 	}
 	defer cancel()
 	r.verdict = fault // from here on the server's
-	err = w.reach(rctx)
-	if err == nil {
-		r = ruling{class: OutcomeOK, verdict: good}
-		return r, nil
+	if err = w.reach(rctx); err == nil {
+		return ruling{class: OutcomeOK, verdict: good}, nil
 	}
 	var by Outcome // who ended it, if it was not the other side
 	switch {
 	case gone(ctx):
 		by = OutcomeCancelled
-	case runBinds && g.now() >= o.end:
+	case runBinds && (rctx.Err() != nil || g.now() >= o.end):
 		by = OutcomeBudget
 	case rctx.Err() != nil:
 		by = OutcomeTimeout
@@ -348,9 +336,6 @@ func (o *operation) bound(now, more time.Duration) (d time.Duration, runBinds bo
 // acquire takes a slot. The wait for one is bounded like an attempt, but is none:
 // a queue of ours says nothing about the server.
 func (g *Guard) acquire(ctx context.Context, o *operation) error {
-	if g.slots == nil {
-		return nil
-	}
 	select {
 	case g.slots <- struct{}{}:
 		return nil
@@ -373,11 +358,7 @@ func (g *Guard) acquire(ctx context.Context, o *operation) error {
 	}
 }
 
-func (g *Guard) release() {
-	if g.slots != nil {
-		<-g.slots
-	}
-}
+func (g *Guard) release() { <-g.slots }
 
 // admit asks the run, the caller and then the breaker. If the breaker refuses a
 // further attempt the error is the last fault, because the caller wants to know
@@ -414,23 +395,22 @@ func (g *Guard) admit(ctx context.Context, o *operation, now, bound time.Duratio
 	return t, state, nil
 }
 
-// settle tells the breaker what came of a reach. If its span asks, it returns the
-// health as the reach leaves it. A reach that ends too late leaves all as it is: it
-// speaks of a time gone by, to nobody but its caller.
-func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration, asked bool) (h Health) {
+// settle tells the breaker what came of a reach, and returns the health as the
+// reach leaves it, if there are spans. A reach that ends too late leaves all as it
+// is: it speaks of a time gone by, to nobody but its caller.
+func (g *Guard) settle(o *operation, t ticket, r ruling, start time.Duration) (h Health) {
 	now := g.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.breaker.mode
-	late := g.breaker.settle(t, r.verdict, now)
-	if !late {
+	if late := g.breaker.settle(t, r.verdict, now); !late {
 		if r.verdict == fault {
 			g.cause = r.cause
 		}
 		g.health.take(o, r, now-start)
 		g.movedLocked(o, was, now)
 	}
-	if asked {
+	if g.opt.Trace != nil {
 		h = g.fillLocked(g.health, now)
 		h.take(o, r, now-start)
 	}
@@ -526,10 +506,8 @@ func (g *Guard) id(o *operation) string {
 func (g *Guard) describe(o *operation, state BreakerState) Reach {
 	r := Reach{Server: g.cfg.Name, Operation: o.Name, Tool: o.Tool, Call: g.id(o), Attempt: o.attempts + 1,
 		State: state, Transport: g.cfg.Transport}
-	if g.info != nil {
-		if info := g.info(); info != nil {
-			r.Protocol = info.Protocol
-		}
+	if info := g.info(); info != nil {
+		r.Protocol = info.Protocol
 	}
 	return r
 }
@@ -547,13 +525,12 @@ func (g *Guard) decide(o *operation, r ruling) (wait time.Duration, gaveUp strin
 		return 0, "exhausted"
 	}
 	g.mu.Lock()
-	open := g.breaker.mode == BreakerOpen
-	wait = plus(r.after, jitter(ceiling(c.BaseDelay, c.MaxDelay, o.attempts), g.drawLocked))
-	g.mu.Unlock()
-	switch {
-	case open:
+	defer g.mu.Unlock()
+	if g.breaker.mode == BreakerOpen {
 		return 0, "breaker"
-	case wait >= o.end-g.now(): // said now, with the fault in hand, and not when the run is over
+	}
+	wait = plus(r.after, jitter(ceiling(c.BaseDelay, c.MaxDelay, o.attempts), g.drawLocked))
+	if wait >= o.end-g.now() { // said now, with the fault in hand, and not when the run is over
 		return 0, "deadline"
 	}
 	return wait, ""
@@ -600,19 +577,48 @@ func (g *Guard) ended(o *operation, cancelled bool) error {
 	return g.stamp(o, &BudgetError{Breached: "run_seconds", Sent: o.sent, Err: cause}, gaveUp)
 }
 
-// stamp says on err which operation it ended, and why. It does so on a copy where
-// a session may hand one error to many callers.
+// stamp says on err which operation it ended, and why. It does so on a copy: a
+// session may hand one error to many callers.
 func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
-	err = ownCopy(err)
-	if e, ok := err.(*TransportError); ok {
+	ours := origins(err)
+	if ours == nil {
+		return err
+	}
+	own := ownCopy(ours).(originator)
+	switch e := own.(type) {
+	case *TransportError:
 		e.Sent = e.Sent || o.sent // an earlier attempt may have run, whatever became of the last
+	case *UnavailableError:
+		own = copied(e)
+	case *ArgumentError:
+		own = copied(e)
+	case *BudgetError:
+		own = copied(e)
 	}
-	if ours := origins(err); ours != nil {
-		if by := ours.origin(); by.Call == "" { // else a policy further in has signed it
-			*by = Origin{cmp.Or(by.Server, g.cfg.Name), cmp.Or(by.Op, o.Name), g.id(o), o.attempts, gaveUp}
-		}
+	if by := own.origin(); by.Call == "" { // else a policy further in has signed it
+		*by = Origin{cmp.Or(by.Server, g.cfg.Name), cmp.Or(by.Op, o.Name), g.id(o), o.attempts, gaveUp}
 	}
-	return err
+	if err == error(ours) {
+		return own
+	}
+	return &stamped{err, own}
+}
+
+// A stamped error is one of somebody else's, around one of ours that he may have
+// handed to others too: a copy is found in its place.
+type stamped struct {
+	error
+	own originator
+}
+
+func (e *stamped) Unwrap() error { return e.error }
+
+// As finds the copy first.
+func (e *stamped) As(target any) bool { return errors.As(e.own, target) }
+
+func copied[T any](v *T) *T {
+	c := *v
+	return &c
 }
 
 // drawLocked returns a number in [0, n), whatever the source does. It requires
@@ -622,7 +628,10 @@ func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-
 func (g *Guard) now() time.Duration { return time.Since(g.base) }
 
 // An originator is an error of this package.
-type originator interface{ origin() *Origin }
+type originator interface {
+	error
+	origin() *Origin
+}
 
 // origins returns the outermost error of this package in err, or nil.
 func origins(err error) originator {
@@ -636,8 +645,7 @@ func origins(err error) originator {
 
 // gone reports whether the caller gave up, which is not to run out of time.
 func gone(ctx context.Context) bool {
-	err := ctx.Err()
-	return err != nil && !errors.Is(err, context.DeadlineExceeded)
+	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // ceiling is the longest wait after attempt n: base, doubled n-1 times, at most
@@ -683,8 +691,8 @@ const (
 )
 
 var (
-	errToolFailed = errors.New("mcp: the tool failed")                          // of a reach: a result with isError
-	errAbandoned  = errors.New("mcp: the reach panicked or left its goroutine") // for its span
+	errToolFailed = errors.New("mcp: the tool failed")                   // of a reach: a result with isError
+	errAbandoned  = errors.New("mcp: it panicked or left its goroutine") // a reach, or a compensation
 )
 
 // classify is the table of what each ending means. When several things are true
@@ -713,9 +721,9 @@ func classify(err error, by Outcome) ruling {
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {
 			r.byStatus(e)
-			return r
+		} else {
+			r.byReason(e, by)
 		}
-		r.byReason(e, by)
 		return r
 	}
 	if err == errToolFailed {
@@ -867,8 +875,7 @@ func (s *ResilientSession) Request(ctx context.Context, method string, params, o
 	return s.guard.do(ctx, Operation{Name: method, Repeatable: reads}, s.self, reachFunc(reach))
 }
 
-// Health returns the state of the server's breaker and what came of the last
-// reach for it.
+// Health is that of the policy; see [Guard.Health].
 func (s *ResilientSession) Health() Health { return s.guard.Health() }
 
 // String renders the health as JSON, which makes s an [expvar.Var].
@@ -920,16 +927,14 @@ type FallbackSession struct {
 	// Stub makes a result out of nothing, so that an agent can go on; or nil.
 	Stub func(call *Call) *Result
 
+	count atomic.Uint64 // results given instead
+
 	mu    sync.Mutex // guards the fields below
 	kept  map[string]answer
-	bytes int    // of all that is kept
-	count uint64 // results given instead
+	bytes int // of all that is kept
 }
 
-const (
-	keptAnswers = 128
-	keptBytes   = 1 << 20
-)
+const keptAnswers, keptBytes = 128, 1 << 20
 
 // An answer is one that may be given again.
 type answer struct {
@@ -977,9 +982,7 @@ func (s *FallbackSession) Health() (h Health) {
 	if in, ok := s.Session.(interface{ Health() Health }); ok {
 		h = in.Health()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	h.Fallbacks += s.count
+	h.Fallbacks += s.count.Load()
 	return h
 }
 
@@ -1002,11 +1005,12 @@ func missing(err error) bool {
 
 // degraded returns a copy of r that says what it is.
 func (s *FallbackSession) degraded(r *Result, err error, how string) *Result {
-	s.mu.Lock()
-	s.count++
-	s.mu.Unlock()
+	s.count.Add(1)
 	c := r.clone()
 	c.Degraded = how
+	if len(c.Content) == 0 && c.Structured != nil { // which stands for the content, as long as there is none
+		c.Content = []Content{{Type: "text", Text: string(c.Structured)}}
+	}
 	text := "The server"
 	if o := origins(err); o.origin().Server != "" {
 		text += " " + strconv.Quote(o.origin().Server)
@@ -1030,17 +1034,15 @@ func (r *Result) clone() *Result {
 	return &c
 }
 
-// key returns what answers to call are kept under: the tool and its arguments, as
-// JSON with sorted keys. It is empty if that cannot be had.
+// key returns what answers to call are kept under: all of it that may bear on the
+// answer, as JSON with sorted keys. It is empty if that cannot be had.
 func key(call *Call) string {
-	args := []byte("{}")
-	if call.Arguments != nil {
-		var err error
-		if args, err = json.Marshal(call.Arguments); err != nil {
-			return ""
-		}
+	args := call.Arguments
+	if args == nil {
+		args = struct{}{}
 	}
-	return call.Tool + "\x00" + string(args)
+	b, _ := json.Marshal([]any{call.Tool, args, call.Meta}) // nothing, if it cannot be written
+	return string(b)
 }
 
 // keep remembers a good answer. What is over the bounds goes, in no order.
@@ -1165,34 +1167,32 @@ func (e *SagaError) Error() string {
 func (e *SagaError) Unwrap() error { return e.Err }
 
 // undo runs the compensations of done, last first, each whatever became of those
-// before it.
+// before it: hence the defers, which runtime.Goexit does not pass over either.
 func (s *Saga) undo(ctx context.Context, done []sagaStep, failed *SagaError) {
-	for _, step := range slices.Backward(done) {
-		if step.undo == nil {
-			continue
+	if len(done) == 0 {
+		return
+	}
+	step := done[len(done)-1]
+	defer s.undo(ctx, done[:len(done)-1], failed)
+	if step.undo == nil {
+		return
+	}
+	err := errAbandoned
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
 		}
-		err := compensate(context.WithoutCancel(ctx), cmp.Or(s.Timeout, 30*time.Second), step)
 		if err == nil {
 			failed.Undone = append(failed.Undone, step.name)
-			continue
+			return
 		}
+		err = fmt.Errorf("step %q: %w", step.name, err)
 		failed.Stuck = append(failed.Stuck, err)
 		if s.Logger != nil {
 			s.Logger.Error("mcp: saga: a step was not undone", "step", step.name, "err", err)
 		}
-	}
-}
-
-func compensate(ctx context.Context, timeout time.Duration, step sagaStep) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("step %q: panic: %v", step.name, v)
-		}
 	}()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(max(0, s.Timeout), 30*time.Second))
 	defer cancel()
-	if err := step.undo(ctx); err != nil {
-		return fmt.Errorf("step %q: %w", step.name, err)
-	}
-	return nil
+	err = step.undo(ctx)
 }

@@ -830,6 +830,92 @@ func TestSharedError(t *testing.T) {
 	}
 }
 
+// So is one that a session has wrapped, whatever its type: the copy is found in it,
+// and what it wraps is found, too.
+func TestSharedErrorWrapped(t *testing.T) {
+	for _, inner := range []error{&TransportError{Reason: ReasonDisconnected}, &RPCError{Code: -32603}, &ProtocolError{},
+		&UnavailableError{State: BreakerOpen}, &ArgumentError{}} {
+		shared := fmt.Errorf("wrapped: %w", inner)
+		g := NewGuard(Config{Name: "s", MaxInFlight: -1, BreakerFailures: -1}, nil)
+		ids := make(chan string, 32)
+		var wg sync.WaitGroup
+		for range cap(ids) {
+			wg.Go(func() {
+				err := g.Do(t.Context(), anyCall, func(context.Context) error { return shared })
+				if !errors.Is(err, shared) || !errors.Is(err, inner) || err.Error() != shared.Error() {
+					t.Errorf("%T: %v is not what was returned", inner, err)
+				}
+				ids <- origins(err).origin().Call
+			})
+		}
+		wg.Wait()
+		close(ids)
+		seen := map[string]bool{}
+		for id := range ids {
+			seen[id] = true
+		}
+		if len(seen) != cap(ids) || origins(inner).origin().Call != "" {
+			t.Errorf("%T: %d ids for %d calls", inner, len(seen), cap(ids))
+		}
+	}
+}
+
+// A source of jitter that panics leaves no lock and no slot behind.
+func TestPanickingRand(t *testing.T) {
+	for _, limit := range []int{1, 9} { // it is asked for a window, or for a wait
+		broken := true
+		g := NewGuard(Config{BreakerFailures: limit, MaxInFlight: 1, Retry: RetryConfig{MaxAttempts: 2}}, &Options{Rand: func(int64) int64 {
+			if broken {
+				panic("rand")
+			}
+			return 0
+		}})
+		for range 2 {
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%d: no panic", limit)
+					}
+				}()
+				g.Do(t.Context(), Operation{Name: "x", Repeatable: true}, faults)
+			}()
+		}
+		broken = false
+		if err := g.Do(t.Context(), anyCall, answers); err != nil || g.Health().State != BreakerClosed || len(g.slots) != 0 {
+			t.Errorf("%d: afterwards: %v, %v, %d slots taken", limit, err, g.Health(), len(g.slots))
+		}
+	}
+}
+
+// unannounced is a context that ends as a deadline does, and names none.
+type unannounced struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c unannounced) Done() <-chan struct{} { return c.done }
+
+func (c unannounced) Err() error {
+	select {
+	case <-c.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// A deadline of the caller that is not where it said, as when the clock on the
+// wall is set, is no fault of the server.
+func TestDeadlineUnannounced(t *testing.T) {
+	g := NewGuard(Config{BreakerFailures: 1}, nil)
+	ctx := unannounced{t.Context(), make(chan struct{})}
+	err := g.Do(ctx, Operation{Name: "x", Timeout: -1}, func(ctx context.Context) error { close(ctx.(unannounced).done); return ctx.Err() })
+	var be *BudgetError
+	if h := g.Health(); !errors.As(err, &be) || h.Outcome != OutcomeBudget || h.State != BreakerClosed {
+		t.Errorf("%v, %v", err, h)
+	}
+}
+
 // A hook that panics while the probe goes out is no fault of the server, and
 // leaves the slot free.
 func TestPanickingHookIsNoFault(t *testing.T) {
@@ -944,7 +1030,8 @@ func TestFallbackOrderAndAge(t *testing.T) {
 			}
 			r.Content[1].Text, r.Structured[2] = "changed", 'x'
 		}
-		for _, c := range []*Call{{Tool: "other", Arguments: oslo.Arguments}, {Tool: "forecast"}, {Tool: "broken"}} {
+		for _, c := range []*Call{{Tool: "other", Arguments: oslo.Arguments}, {Tool: "forecast"}, {Tool: "broken"},
+			{Tool: "forecast", Arguments: oslo.Arguments, Meta: map[string]any{"tenant": "another"}}} {
 			if r, err := s.CallTool(t.Context(), c); err != nil || r.Degraded != "alternative 3" {
 				t.Errorf("%v: %+v, %v, want the third alternative", c, r, err)
 			}
@@ -953,7 +1040,7 @@ func TestFallbackOrderAndAge(t *testing.T) {
 		if r, err := s.CallTool(t.Context(), oslo); err != nil || r.Degraded != "alternative 3" {
 			t.Errorf("too old: %+v, %v", r, err)
 		}
-		if h := s.Health(); h.Fallbacks != 6 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":6`) {
+		if h := s.Health(); h.Fallbacks != 7 || h.Server != "weather" || !strings.Contains(s.String(), `"fallbacks":7`) {
 			t.Errorf("health %v", h)
 		}
 		s.Alternatives = nil
@@ -964,6 +1051,27 @@ func TestFallbackOrderAndAge(t *testing.T) {
 			t.Error("unwrap")
 		}
 	})
+}
+
+// A substitute that has structured content alone is handed to a model as well as
+// the answer was: the remark in front of it does not stand in its place.
+func TestFallbackStructuredAlone(t *testing.T) {
+	server := serving("x")
+	server.Handler = func(context.Context, *Call) (*Result, error) {
+		return &Result{Structured: json.RawMessage(`{"n":1}`)}, nil
+	}
+	cfg := Config{Name: "s"}
+	f, err := Assemble(t.Context(), NewClient(&FallbackSession{Session: NewResilientSession(server, cfg, nil), MaxAge: time.Hour}, cfg, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fault := range []Fault{FaultNone, FaultUnreachable} {
+		server.SetFault(fault)
+		r := f.Answer(t.Context(), &Call{Tool: "x"})
+		if !strings.Contains(r.Text(), `{"n":1}`) || (r.Degraded != "") != (fault != FaultNone) {
+			t.Errorf("%v: %q, degraded %q", fault, r.Text(), r.Degraded)
+		}
+	}
 }
 
 func TestFallbackMemoryIsBounded(t *testing.T) {
@@ -1063,6 +1171,11 @@ func TestSaga(t *testing.T) {
 	}
 }
 
+type panickingHandler struct{ slog.Handler }
+
+func (panickingHandler) Enabled(context.Context, slog.Level) bool  { return true }
+func (panickingHandler) Handle(context.Context, slog.Record) error { panic("log") }
+
 // A step that panics or ends its goroutine is undone, too, and the panic goes on.
 func TestSagaPanic(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
@@ -1079,6 +1192,31 @@ func TestSagaPanic(t *testing.T) {
 		wg.Wait()
 		if len(log) != 1 || (value == "boom") != (name == "panic") {
 			t.Errorf("%s: undone %v, recovered %v", name, log, value)
+		}
+	}
+
+	// A compensation that ends its goroutine, or whose failure cannot be logged,
+	// does not spare those before it.
+	for name, end := range map[string]func() error{"goexit": func() error { runtime.Goexit(); return nil }, "logger": func() error { return io.EOF }} {
+		s := Saga{Logger: slog.New(panickingHandler{})}
+		var log []string
+		for _, step := range []string{"a", "b", "c"} {
+			s.Step(step, func(context.Context) error { return nil }, func(context.Context) error {
+				if log = append(log, "-"+step); step != "a" {
+					return end()
+				}
+				return nil
+			})
+		}
+		s.Step("d", func(context.Context) error { return io.EOF }, nil)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer func() { recover() }()
+			s.Run(t.Context())
+		})
+		wg.Wait()
+		if got := strings.Join(log, " "); got != "-c -b -a" {
+			t.Errorf("%s: undone %s", name, got)
 		}
 	}
 	var empty Saga
