@@ -1314,10 +1314,6 @@ func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, er
 	return p.configs, errors.Join(p.errs...)
 }
 
-// MarshalText is what a log in JSON shows of c, also where it is one of many:
-// the same as String, and nothing that could be read back.
-func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
 // A setting is one key of a configuration file, and where it goes.
 type setting struct {
 	key   string

@@ -351,6 +351,10 @@ func (c Config) GoString() string { return c.String() }
 // LogValue is what a [slog.Logger] shows of c: the same as String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
+// MarshalText is what a log in JSON shows of c, also where it is one of many:
+// the same as String, and nothing that could be read back.
+func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
 // Options is what is not declaration: hooks and shared clients. A nil
 // *Options, like a zero one, means the default of every field. One Options may
 // serve any number of servers; its hooks may be called concurrently unless
