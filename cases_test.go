@@ -88,11 +88,61 @@ func TestCasesAreStrict(t *testing.T) {
 		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"parallel","n":2}]`, `{}`},
 		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call"}]`, `{"mood":"good"}`},
 		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call"}]`, `{"judge_step":7}`},
+
+		// What encoding/json would let pass.
+		{"stdio", `[{"handshake":null}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"Handshake":{}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `null`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":null}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":"a","negotiated":"b"}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"server_saw":{"initialize":null}}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"structured_raw":null}`},
+		{"stdio", `[]`, `{"breaker":null}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[]`, `{"queue":null}`, `[{"op":"connect"}]`, `{}`},
+
+		// What would have no effect.
+		{"stdio", `[{"hang":false}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"raw_b64":"?"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"raw":"{{idd}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"raw":"{{id.a}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"repeat":{"times":0,"every_ms":1,"send":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[{"on":{},"status":200,"body":[{"hang":false}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[{"on":{},"status":200,"body":[{"text":"a","hang":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[{"on":{},"status":200,"times":-1,"body":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[]`, `{"max_in_flight":0}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[]`, `{"client_capabilities":{"flying":{}}}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"connect","tool":"t"}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"call"}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","deadline_ms":0}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","args":[],"args_pad_bytes":9}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"parallel","n":2,"step":{"op":"connect"}}}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"sleep","ms":2}}]`, `{}`},
+		{"http", `[]`, `{}`, `[{"op":"validate","result":0}]`, `{}`},
+		{"schema", `[{"tool":{"name":"t"}},{"result":{}}]`, `{}`, `[{"op":"validate","result":1}]`, `{}`},
+		{"policy", `[{"attempt":"ok","code":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
+		{"policy", `[{"attempt":"ok","retry_after_ms":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
+		{"policy", `[{"attempt":"ok","server":"a"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t","server":"a"}]`, `{}`},
+
+		// What nothing could fail.
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"texts":{"1":"a"}}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"attempts":[1,1]}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"open_connections_after":0}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"b_must_not_see_headers":["a"]}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"tools_exact":[]}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"down":[]}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"parallel_counts":{"limit":0}}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"initialize_without_session":false}`},
+		{"http", `[]`, `{}`, `[{"op":"connect"}]`, `{"processes_left":0}`},
+		{"policy", `[]`, `{}`, `[{"op":"call","tool":"t"}]`, `{"server_saw":{"tools/call":0}}`},
 	} {
 		text := fmt.Sprintf(form, tt.transport, tt.script, tt.policy, tt.steps, tt.detail)
 		if _, err := parseCase([]byte(text)); err == nil {
 			t.Errorf("accepted: %s", text)
 		}
+	}
+	if _, err := parseCase(fmt.Appendf(nil, form, "stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{}`)); err != nil {
+		t.Errorf("the form itself: %v", err)
 	}
 }
 
@@ -271,7 +321,7 @@ type casePolicy struct {
 	ClientCapabilities map[string]json.RawMessage `json:"client_capabilities"`
 	Validate           string                     `json:"validate"`
 	Servers            map[string]struct {
-		Required bool `json:"required"`
+		Required *bool `json:"required"` // true, if it is left out
 	} `json:"servers"`
 }
 
@@ -648,6 +698,14 @@ func (c *faultCase) checkPlaceholders() error {
 
 // checkSteps looks for steps that have no meaning over the case's transport.
 func (c *faultCase) checkSteps() error {
+	servers := map[string]bool{"": c.Action.Policy.Servers == nil, "A": c.Transport == "http", "B": c.Transport == "http"}
+	for name := range c.Action.Policy.Servers {
+		servers[name] = true
+	}
+	for i, e := range c.attempts {
+		servers[e.Server] = true
+		servers[""] = servers[""] && (i > 0 || e.Server == "")
+	}
 	results := 0
 	for _, e := range c.schema {
 		if e.Result != nil {
@@ -663,6 +721,8 @@ func (c *faultCase) checkSteps() error {
 				return fmt.Errorf("%s over %s", s.Op, c.Transport)
 			case s.Op == "validate" && int(s.Result) >= results:
 				return fmt.Errorf("there is no result %d", s.Result)
+			case (s.Op == "connect" || s.Op == "list_tools" || s.Op == "call") && !servers[s.Server]:
+				return fmt.Errorf("%s goes to server %q, of which nothing is known", s.Op, s.Server)
 			}
 		}
 	}
@@ -1041,7 +1101,7 @@ func (r *caseRun) run() {
 // settled returns what the other side saw. What it is to see in the end may
 // still be on its way: a cancellation is not waited for.
 func (r *caseRun) settled() caseSeen {
-	for end := time.Now().Add(r.wait); ; {
+	for start := time.Now(); ; {
 		seen := r.world.seen()
 		missing := len(seen.replies) < len(r.c.Expect.Detail.ClientReplies)
 		for method, want := range r.c.Expect.Detail.ServerSaw {
@@ -1053,9 +1113,9 @@ func (r *caseRun) settled() caseSeen {
 			}
 		}
 		if want := r.c.Expect.Detail.OpenConnectionsAfter; want != nil {
-			missing = missing || seen.open > *want
+			missing = missing || seen.open > *want && time.Since(start) < time.Second
 		}
-		if !missing || time.Now().After(end) {
+		if !missing || time.Since(start) > r.wait {
 			return seen
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -1104,7 +1164,7 @@ func (r *caseRun) options(name, url string) (Config, *Options) {
 		cfg.Results = "off"
 	}
 	if s, ok := p.Servers[name]; ok {
-		cfg.Optional = !s.Required
+		cfg.Optional = s.Required != nil && !*s.Required
 	}
 	o := &Options{Logger: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	o.Rand = func(n int64) int64 {
