@@ -56,8 +56,8 @@ func TestCases(t *testing.T) {
 			}
 			for range max(1, c.Expect.Detail.Repeat) {
 				failures, late := runCase(t, c, 5*time.Second)
-				for try := 0; late && try < 2; try++ { // the machine may have been busy, but not always
-					t.Log(strings.Join(failures, "\n"))
+				for try := 0; late && try < 2; try++ {
+					t.Logf("again, since the machine may have been busy:\n%s", strings.Join(failures, "\n"))
 					failures, late = runCase(t, c, 5*time.Second)
 				}
 				for _, f := range failures {
@@ -957,7 +957,7 @@ type caseRun struct {
 	wait    time.Duration // for what the other side is to see in the end
 
 	failures []string // what is not as expected
-	late     int      // of these, that a step took too long
+	late     bool     // a step took too long
 }
 
 // A caseWorld is the other side: the script being played.
@@ -1030,9 +1030,9 @@ func ms[N ~int | ~float64](n N) time.Duration {
 }
 
 // runCase runs a case once, and returns what was not as expected, the story of
-// the run last. Late says that it is nothing but a step that took too long by a
-// clock that others share. Wait is how long what the other side is to see may
-// take to get there.
+// the run last. Late says that a step took too long by a clock that others share,
+// and that the rest may follow from that. Wait is how long what the other side is
+// to see may take to get there.
 func runCase(t *testing.T, c *faultCase, wait time.Duration) (failures []string, late bool) {
 	r := &caseRun{T: t, c: c, wait: wait}
 	switch c.Transport {
@@ -1051,7 +1051,7 @@ func runCase(t *testing.T, c *faultCase, wait time.Duration) (failures []string,
 		return r.failures, false
 	}
 	r.run()
-	return r.failures, r.late > 0 && r.late == len(r.failures)-1 // the last one is the story
+	return r.failures, r.late
 }
 
 func (r *caseRun) failf(format string, args ...any) {
@@ -1545,10 +1545,12 @@ func (r *caseRun) checkOutcomes() {
 			also = append(slices.Clone(also), d.AlsoOK...)
 		}
 		if !r.comesTo(i, append(also, want)) {
+			r.late = r.late || slices.ContainsFunc(r.results[i].each(), func(s stepResult) bool { return s.class == "timeout" })
 			r.failf("step %d is %q, want %q: %v", i, r.results[i].class, want, r.results[i].err)
 		}
 	}
 	if !r.comesTo(j, slices.Concat(d.AlsoOK, d.StepsAlsoOK[j], []string{r.c.Expect.Outcome})) {
+		r.late = r.late || slices.ContainsFunc(r.results[j].each(), func(s stepResult) bool { return s.class == "timeout" })
 		r.failf("the outcome is %q, want %q: %v", r.results[j].class, r.c.Expect.Outcome, r.results[j].err)
 	}
 	if last := r.results[len(r.results)-1].class; d.LastStep != nil && !slices.Contains(d.LastStep, last) {
@@ -1592,7 +1594,7 @@ func (r *caseRun) checkTimes(elapsed time.Duration) {
 	}
 	for i, most := range limit {
 		if took := r.results[i].took; took > ms(most) {
-			r.late++
+			r.late = true
 			r.failf("step %d took %v, at most %v was wanted", i, took, ms(most))
 		}
 	}
