@@ -45,7 +45,7 @@ type bodyChunk struct {
 	Text     *string   `json:"text"`
 	B64      *string   `json:"b64"`
 	Fill     *caseFill `json:"fill"`
-	DelayMS  natural   `json:"delay_ms"`
+	DelayMS  millis    `json:"delay_ms"`
 	UntilRPC string    `json:"until_rpc"`
 	Reset    yes       `json:"reset"`
 	Cut      yes       `json:"cut"`

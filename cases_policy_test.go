@@ -84,11 +84,11 @@ func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
 type policyEntry struct {
 	Server           string   `json:"server"`
 	Attempt          string   `json:"attempt"`
-	LatencyMS        natural  `json:"latency_ms"`
+	LatencyMS        millis   `json:"latency_ms"`
 	Times            *natural `json:"times"`
 	Code             int      `json:"code"`
-	RetryAfterMS     natural  `json:"retry_after_ms"`
-	RetryAfterDateMS natural  `json:"retry_after_date_ms"`
+	RetryAfterMS     millis   `json:"retry_after_ms"`
+	RetryAfterDateMS millis   `json:"retry_after_date_ms"`
 }
 
 func (e *policyEntry) check() error {

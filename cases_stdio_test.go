@@ -39,10 +39,10 @@ type stdioStep struct {
 	Fill            *caseFill       `json:"fill"`
 	Stderr          *string         `json:"stderr"`
 	StderrFill      *caseFill       `json:"stderr_fill"`
-	DelayMS         natural         `json:"delay_ms"`
+	DelayMS         millis          `json:"delay_ms"`
 	Repeat          *struct {
 		Times   natural         `json:"times"`
-		EveryMS natural         `json:"every_ms"`
+		EveryMS millis          `json:"every_ms"`
 		Send    json.RawMessage `json:"send"`
 	} `json:"repeat"`
 	Serve *struct {
@@ -128,8 +128,11 @@ func parseStdio(script []json.RawMessage) ([]stdioStep, error) {
 			decoded := string(text)
 			steps[i].Raw = &decoded
 		}
-		if r := steps[i].Repeat; r != nil && (r.Send == nil || r.Times == 0) {
-			return nil, fmt.Errorf("script entry %d: repeat of nothing, or no times", i)
+		if r := steps[i].Repeat; r != nil && r.Send == nil {
+			return nil, fmt.Errorf("script entry %d: repeat of nothing", i)
+		}
+		if g := steps[i].Grandchild; g != nil && g.Seconds == 0 {
+			return nil, fmt.Errorf("script entry %d: a grandchild of no time", i)
 		}
 		if s := steps[i].Serve; s != nil && s.Results == nil {
 			return nil, fmt.Errorf("script entry %d: serve of nothing", i)
@@ -439,7 +442,7 @@ func (s *caseServer) play(step *stdioStep) {
 	case step.DelayMS > 0:
 		time.Sleep(ms(step.DelayMS))
 	case step.Repeat != nil:
-		for s.n = 1; s.n <= int(step.Repeat.Times); s.n++ {
+		for s.n = 1; step.Repeat.Times == 0 || s.n <= int(step.Repeat.Times); s.n++ {
 			s.write(s.json(step.Repeat.Send))
 			if s.pause(ms(step.Repeat.EveryMS)) {
 				break

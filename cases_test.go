@@ -105,7 +105,7 @@ func TestCasesAreStrict(t *testing.T) {
 		{"stdio", `[{"raw_b64":"?"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"stdio", `[{"raw":"{{idd}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"stdio", `[{"raw":"{{id.a}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"repeat":{"times":0,"every_ms":1,"send":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"repeat":{"times":1,"every_ms":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"http", `[{"on":{},"status":200,"body":[{"hang":false}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"http", `[{"on":{},"status":200,"body":[{"text":"a","hang":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"http", `[{"on":{},"status":200,"times":-1,"body":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
@@ -297,8 +297,8 @@ type casePolicy struct {
 	MaxTotalMS        positive `json:"max_total_ms"`
 	ProgressExtends   bool     `json:"progress_extends"`
 	Retries           natural  `json:"retries"`
-	BackoffBaseMS     *float64 `json:"backoff_base_ms"`
-	BackoffMaxMS      *float64 `json:"backoff_max_ms"`
+	BackoffBaseMS     *millis  `json:"backoff_base_ms"`
+	BackoffMaxMS      *millis  `json:"backoff_max_ms"`
 	Jitter            any      `json:"jitter"` // false, 0 and "none" are none
 	Breaker           *struct {
 		Threshold   positive `json:"threshold"`
@@ -309,9 +309,9 @@ type casePolicy struct {
 	MaxPages           positive                   `json:"max_pages"`
 	MaxInFlight        positive                   `json:"max_in_flight"`
 	Queue              any                        `json:"queue"`
-	QueueWaitMS        float64                    `json:"queue_wait_ms"`
-	CloseGraceMS       float64                    `json:"close_grace_ms"`
-	KillGraceMS        float64                    `json:"kill_grace_ms"`
+	QueueWaitMS        millis                     `json:"queue_wait_ms"`
+	CloseGraceMS       millis                     `json:"close_grace_ms"`
+	KillGraceMS        millis                     `json:"kill_grace_ms"`
 	Restart            any                        `json:"restart"`
 	StderrTailBytes    natural                    `json:"stderr_tail_bytes"`
 	Env                map[string]string          `json:"env"`
@@ -341,7 +341,7 @@ type caseStep struct {
 	Result       natural         `json:"result"`
 	Name         string          `json:"name"`
 	Value        string          `json:"value"`
-	MS           natural         `json:"ms"`
+	MS           millis          `json:"ms"`
 }
 
 // stepOptions are what a step needs, and what it may have beside.
@@ -429,9 +429,9 @@ type caseDetail struct {
 	RetryAfterMS             *caseSpan                      `json:"retry_after_ms"`
 	MayHaveRun               *bool                          `json:"may_have_run"`
 	MayHaveRunSteps          map[int]bool                   `json:"may_have_run_steps"`
-	ErrorContains            []string                       `json:"error_contains"`
-	ErrorContainsAny         []string                       `json:"error_contains_any"`
-	ErrorNotContains         []string                       `json:"error_not_contains"`
+	ErrorContains            words                          `json:"error_contains"`
+	ErrorContainsAny         words                          `json:"error_contains_any"`
+	ErrorNotContains         words                          `json:"error_not_contains"`
 	ServerSaw                map[string]caseSpan            `json:"server_saw"`
 	ServerSawMax             map[string]int                 `json:"server_saw_max"`
 	FinalPathSaw             map[string]map[string]caseSpan `json:"final_path_saw"`
@@ -447,10 +447,10 @@ type caseDetail struct {
 	SkipsReported            bool                           `json:"skips_reported"`
 	ToolsIfOK                []string                       `json:"tools_if_ok"`
 	Negotiated               *string                        `json:"negotiated"`
-	Attempts                 []caseSpan                     `json:"attempts"`
+	Attempts                 spans                          `json:"attempts"`
 	AttemptsTotal            *caseSpan                      `json:"attempts_total"`
 	AttemptsEach             *caseSpan                      `json:"attempts_each"`
-	WaitBeforeAttempt2MS     []caseSpan                     `json:"wait_before_attempt_2_ms"`
+	WaitBeforeAttempt2MS     spans                          `json:"wait_before_attempt_2_ms"`
 	WaitsMS                  json.RawMessage                `json:"waits_ms"`
 	DistinctFirstWaitsMin    *int                           `json:"distinct_first_waits_min"`
 	Breaker                  *string                        `json:"breaker"`
@@ -467,14 +467,22 @@ type caseDetail struct {
 	Note                     string                         `json:"note"`
 }
 
-// positive is a number above zero, natural a whole one from zero on, and yes is
-// true: what else a case might say there would have no effect, or none that
-// anybody could have meant.
+// positive is a number above zero, millis one from zero on, natural a whole one of
+// these, and yes is true: what else a case might say there would have no effect,
+// or none that anybody could have meant.
 type (
 	positive float64
+	millis   float64
 	natural  int
 	yes      bool
 )
+
+func (m *millis) UnmarshalJSON(b []byte) error {
+	if json.Unmarshal(b, (*float64)(m)) != nil || *m < 0 || string(b) == "null" {
+		return fmt.Errorf("want milliseconds, not %s", b)
+	}
+	return nil
+}
 
 func (p *positive) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, (*float64)(p)) != nil || *p <= 0 {
@@ -534,7 +542,22 @@ func (s caseSpan) String() string {
 	return fmt.Sprintf("%v to %v", s.lo, s.hi)
 }
 
-// words is one text, or a list of which any will do.
+// spans are numbers by step: a list that starts with step 0, or an object.
+type spans map[int]caseSpan
+
+func (s *spans) UnmarshalJSON(b []byte) error {
+	var list []caseSpan
+	if json.Unmarshal(b, &list) != nil || list == nil {
+		return strictly(b, (*map[int]caseSpan)(s))
+	}
+	*s = spans{}
+	for i, span := range list {
+		(*s)[i] = span
+	}
+	return nil
+}
+
+// words is one text, or a list of them.
 type words []string
 
 func (w *words) UnmarshalJSON(b []byte) error {
@@ -742,7 +765,7 @@ func (c *faultCase) checkDetail() error {
 		}
 	}
 	outcomes := c.outcomes()
-	if outcomes == 0 || d.Steps != nil && len(d.Steps) != outcomes || len(d.Attempts) > outcomes || len(d.WaitBeforeAttempt2MS) > outcomes {
+	if outcomes == 0 || d.Steps != nil && len(d.Steps) != outcomes {
 		return fmt.Errorf("%d outcomes, and expectations for another number of them", outcomes)
 	}
 	structured, err := c.structured()
@@ -753,7 +776,7 @@ func (c *faultCase) checkDetail() error {
 	if err != nil {
 		return fmt.Errorf("waits_ms: %w", err)
 	}
-	for _, steps := range []any{map[int]bool{c.judged(): true}, d.StepsAlsoOK, d.StepMaxMS, d.StepMinMS, d.Texts, d.TextLen, d.IsError, d.RPCCodes, d.MayHaveRunSteps, structured, waits} {
+	for _, steps := range []any{map[int]bool{c.judged(): true}, d.StepsAlsoOK, d.StepMaxMS, d.StepMinMS, d.Texts, d.TextLen, d.IsError, d.RPCCodes, d.MayHaveRunSteps, d.Attempts, d.WaitBeforeAttempt2MS, structured, waits} {
 		for _, k := range reflect.ValueOf(steps).MapKeys() {
 			if k.Int() < 0 || k.Int() >= int64(outcomes) {
 				return fmt.Errorf("there is no step %d", k.Int())
@@ -1915,13 +1938,13 @@ func (r *caseRun) checkAttempts() {
 			}
 		}
 		total += sum
-		if i < len(d.Attempts) && !d.Attempts[i].has(float64(sum)) {
-			r.failf("step %d made %d attempts, want %v", i, sum, d.Attempts[i])
+		if want, ok := d.Attempts[i]; ok && !want.has(float64(sum)) {
+			r.failf("step %d made %d attempts, want %v", i, sum, want)
 		}
-		if i < len(d.WaitBeforeAttempt2MS) && !d.WaitBeforeAttempt2MS[i].any {
+		if want, ok := d.WaitBeforeAttempt2MS[i]; ok && !want.any {
 			for _, e := range each {
-				if waits := e.reaches.waits(); len(waits) == 0 || !d.WaitBeforeAttempt2MS[i].has(float64(waits[0])/1e6) {
-					r.failf("step %d waited %v between attempts, want first %v ms", i, waits, d.WaitBeforeAttempt2MS[i])
+				if waits := e.reaches.waits(); len(waits) == 0 || !want.has(float64(waits[0])/1e6) {
+					r.failf("step %d waited %v between attempts, want first %v ms", i, waits, want)
 				}
 			}
 		}
