@@ -43,14 +43,7 @@ func TestCases(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c, err := parseCase(data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := readCase(t, file)
 			if !c.alone() {
 				t.Parallel()
 			}
@@ -66,6 +59,19 @@ func TestCases(t *testing.T) {
 			}
 		})
 	}
+}
+
+func readCase(t *testing.T, file string) *faultCase {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := parseCase(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // The runner has to fail on what it does not understand.
@@ -147,8 +153,22 @@ func TestCasesAreStrict(t *testing.T) {
 }
 
 // A check that cannot fail is none: with one expectation made wrong, a case has
-// to fail. Each kind of expectation is tried once over each transport.
+// to fail. Each kind of expectation is tried once over each transport. Those that
+// no rule makes wrong are wrong in cases of their own.
 func TestCasesCanFail(t *testing.T) {
+	wrong, err := filepath.Glob(filepath.Join(caseDir, "wrong", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range wrong {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
+			t.Parallel()
+			c := readCase(t, file)
+			if failures, _ := runCase(t, c, 300*time.Millisecond); failures == nil {
+				t.Error("passes")
+			}
+		})
+	}
 	files, err := filepath.Glob(filepath.Join(caseDir, "*.json"))
 	if err != nil {
 		t.Fatal(err)
