@@ -34,45 +34,52 @@ type httpEntry struct {
 		HasHeaders map[string]string `json:"has_headers"`
 		NoHeaders  []string          `json:"no_headers"`
 	} `json:"on"`
-	Times       *int              `json:"times"`
+	Times       *natural          `json:"times"`
 	Status      int               `json:"status"`
 	Headers     map[string]string `json:"headers"`
 	Body        []bodyChunk       `json:"body"`
-	HangHeaders bool              `json:"hang_headers"`
+	HangHeaders yes               `json:"hang_headers"`
 }
 
 type bodyChunk struct {
 	Text     *string   `json:"text"`
 	B64      *string   `json:"b64"`
 	Fill     *caseFill `json:"fill"`
-	DelayMS  float64   `json:"delay_ms"`
+	DelayMS  millis    `json:"delay_ms"`
 	UntilRPC string    `json:"until_rpc"`
-	Reset    bool      `json:"reset"`
-	Cut      bool      `json:"cut"`
-	Hang     bool      `json:"hang"`
+	Reset    yes       `json:"reset"`
+	Cut      yes       `json:"cut"`
+	Hang     yes       `json:"hang"`
+
+	b64 string // decoded
+}
+
+func (c *bodyChunk) UnmarshalJSON(b []byte) error {
+	type plain bodyChunk
+	if err := strictly(b, (*plain)(c)); err != nil {
+		return err
+	}
+	if given, err := membersOf(b); err != nil || len(given) != 1 {
+		return errors.New("a chunk is one thing")
+	}
+	if c.B64 != nil {
+		b, err := base64.StdEncoding.DecodeString(*c.B64)
+		c.b64 = string(b)
+		return err
+	}
+	return nil
 }
 
 func (e *httpEntry) check() error {
 	switch {
 	case (e.Handshake == nil) == (e.On == nil):
 		return errors.New("want either a handshake or an on")
-	case e.Handshake != nil && (e.Status != 0 || e.Headers != nil || e.Body != nil || e.HangHeaders):
+	case e.Handshake != nil && (e.Status != 0 || e.Headers != nil || e.Body != nil || bool(e.HangHeaders)):
 		return errors.New("a handshake has its own reply")
 	case e.Server != "" && e.Server != "A" && e.Server != "B":
 		return fmt.Errorf("unknown server %q", e.Server)
-	case e.On != nil && !e.HangHeaders && e.Status == 0:
-		return errors.New("want a status")
-	}
-	for _, c := range e.Body {
-		n := 0
-		for _, is := range []bool{c.Text != nil, c.B64 != nil, c.Fill != nil, c.DelayMS > 0, c.UntilRPC != "", c.Reset, c.Cut, c.Hang} {
-			if is {
-				n++
-			}
-		}
-		if n != 1 {
-			return errors.New("a chunk is one thing")
-		}
+	case e.On != nil && !bool(e.HangHeaders) && (e.Status < 200 || e.Status > 599):
+		return errors.New("want a status from 200 to 599")
 	}
 	return nil
 }
@@ -82,10 +89,14 @@ func (e *httpEntry) matches(server string, r *http.Request, rpc string, vars *pl
 	if cmp.Or(e.Server, "A") != server {
 		return false
 	}
-	if h := e.Handshake; h != nil {
-		return r.Method == "POST" && rpc == "initialize" && r.URL.Path == cmp.Or(h.Path, "/mcp")
+	at := func(path string) bool { // with its query, if it names one
+		path = cmp.Or(path, "/mcp")
+		return path == r.URL.Path || path == r.URL.RequestURI()
 	}
-	if e.On.Method != "" && e.On.Method != r.Method || r.URL.Path != cmp.Or(e.On.Path, "/mcp") || e.On.RPC != "" && e.On.RPC != rpc {
+	if h := e.Handshake; h != nil {
+		return r.Method == "POST" && rpc == "initialize" && at(h.Path)
+	}
+	if e.On.Method != "" && e.On.Method != r.Method || !at(e.On.Path) || e.On.RPC != "" && e.On.RPC != rpc {
 		return false
 	}
 	for name, want := range e.On.HasHeaders {
@@ -140,7 +151,11 @@ func newHTTPWorld(r *caseRun) *httpWorld {
 func (w *httpWorld) config(cfg *Config, url string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	cfg.Endpoint = w.vars.text(cmp.Or(url, "{{A}}/mcp"))
+	home := "{{A}}/mcp"
+	if cfg.Name == "b" || cfg.Name == "B" { // a member of a fleet
+		home = "{{B}}/mcp"
+	}
+	cfg.Endpoint = w.vars.text(cmp.Or(url, home))
 	if cfg.Headers != nil {
 		cfg.Headers = maps.Clone(cfg.Headers)
 		for k, v := range cfg.Headers {
@@ -178,7 +193,7 @@ func (w *httpWorld) serve(server string, rw http.ResponseWriter, r *http.Request
 		he := &w.r.c.http[i]
 		times := 1
 		if he.Times != nil {
-			times = *he.Times
+			times = int(*he.Times)
 		}
 		if (times == 0 || w.used[i] < times) && he.matches(server, r, rpc, w.vars) {
 			at = i
@@ -191,17 +206,28 @@ func (w *httpWorld) serve(server string, rw http.ResponseWriter, r *http.Request
 		w.countLocked(server, r, rpc, body)
 	}
 	w.vars.note(e)
-	w.vars.answering(e)
+	if at >= 0 {
+		w.vars.answering(e)
+	}
 	vars := *w.vars // of this request
 	vars.latest = maps.Clone(vars.latest)
-	posts := maps.Clone(w.posts)
+	posts := map[string]int{} // that came too early to be waited for
+	for method, n := range w.posts {
+		// A handshake is before everything else, and a stream that the client
+		// listens on may be open too late for what it asks on it.
+		if method != "initialize" && method != "notifications/initialized" && (r.Method == "POST" || method == "response") {
+			posts[method] = n
+		}
+	}
 	w.mu.Unlock()
+	answered := func() {}
 	if rpc == "tools/call" {
-		defer func() {
+		answered = sync.OnceFunc(func() {
 			w.mu.Lock()
 			w.calling--
 			w.mu.Unlock()
-		}()
+		})
+		defer answered()
 	}
 	if at < 0 {
 		w.unexpected(rw, r, rpc)
@@ -219,7 +245,7 @@ func (w *httpWorld) serve(server string, rw http.ResponseWriter, r *http.Request
 			he.Headers["Mcp-Session-Id"] = h.Session
 		}
 	}
-	w.play(&he, rw, r, &vars, posts)
+	w.play(&he, rw, r, &vars, posts, answered)
 }
 
 func (w *httpWorld) fail(format string, args ...any) {
@@ -235,13 +261,18 @@ func (w *httpWorld) countLocked(server string, r *http.Request, rpc string, body
 			w.had.bHeaders[name] = append(w.had.bHeaders[name], v...)
 		}
 	}
-	what := cmp.Or(rpc, r.Method)
-	w.had.saw[what]++
 	w.posts[rpc]++
 	if w.had.paths[r.URL.Path] == nil {
 		w.had.paths[r.URL.Path] = map[string]int{}
 	}
-	w.had.paths[r.URL.Path][what]++
+	whats := []string{r.Method}
+	if rpc != "" {
+		whats = append(whats, rpc)
+	}
+	for _, what := range whats {
+		w.had.saw[what]++
+		w.had.paths[r.URL.Path][what]++
+	}
 	switch {
 	case rpc == "response":
 		w.had.replies = append(w.had.replies, bytes.Clone(body))
@@ -275,8 +306,9 @@ func (w *httpWorld) unexpected(rw http.ResponseWriter, r *http.Request, rpc stri
 	}
 }
 
-// play sends the reply of an entry.
-func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request, vars *placeholders, posts map[string]int) {
+// play sends the reply of an entry. Posts holds those of each method that it must
+// not take for one to wait for; before its last words it calls answered.
+func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request, vars *placeholders, posts map[string]int, answered func()) {
 	if he.HangHeaders {
 		<-r.Context().Done()
 		return
@@ -295,6 +327,9 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 	if len(he.Body) == 0 && he.Status >= 200 && he.Status != 204 && he.Status != 304 {
 		rw.Header().Set("Content-Length", "0")
 	}
+	if len(he.Body) == 0 {
+		answered()
+	}
 	rw.WriteHeader(he.Status)
 	ctl := http.NewResponseController(rw)
 	ctl.Flush()
@@ -304,17 +339,16 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 		defer w.mu.Unlock()
 		w.had.sentMax = max(w.had.sentMax, out.n)
 	}()
-	for _, c := range he.Body {
+	for i, c := range he.Body {
+		if c.Text != nil && (i == len(he.Body)-1 || strings.Contains(*c.Text, `"result"`)) {
+			answered()
+		}
 		var err error
 		switch {
 		case c.Text != nil:
 			_, err = io.WriteString(out, vars.text(*c.Text))
 		case c.B64 != nil:
-			var b []byte
-			if b, err = base64.StdEncoding.DecodeString(*c.B64); err != nil {
-				w.fail("%v", err)
-			}
-			_, err = out.Write(b)
+			_, err = io.WriteString(out, vars.text(c.b64))
 		case c.Fill != nil:
 			err = c.Fill.write(out, vars)
 		case c.DelayMS > 0:
@@ -331,7 +365,8 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 					return
 				}
 			}
-		case c.Reset:
+			posts[c.UntilRPC]++ // the next one is another
+		case bool(c.Reset):
 			if conn, _, err := ctl.Hijack(); err == nil {
 				if tcp, ok := conn.(*net.TCPConn); ok {
 					tcp.SetLinger(0)
@@ -339,9 +374,9 @@ func (w *httpWorld) play(he *httpEntry, rw http.ResponseWriter, r *http.Request,
 				conn.Close()
 			}
 			return
-		case c.Cut:
+		case bool(c.Cut):
 			panic(http.ErrAbortHandler)
-		case c.Hang:
+		case bool(c.Hang):
 			<-r.Context().Done()
 			return
 		}

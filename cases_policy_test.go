@@ -82,16 +82,22 @@ func validateCase(ctx context.Context, r *caseRun, n int) (*Result, error) {
 // Of policies, under a virtual clock.
 
 type policyEntry struct {
-	Server           string  `json:"server"`
-	Attempt          string  `json:"attempt"`
-	LatencyMS        float64 `json:"latency_ms"`
-	Times            *int    `json:"times"`
-	Code             int     `json:"code"`
-	RetryAfterMS     float64 `json:"retry_after_ms"`
-	RetryAfterDateMS float64 `json:"retry_after_date_ms"`
+	Server           string   `json:"server"`
+	Attempt          string   `json:"attempt"`
+	LatencyMS        millis   `json:"latency_ms"`
+	Times            *natural `json:"times"`
+	Code             int      `json:"code"`
+	RetryAfterMS     millis   `json:"retry_after_ms"`
+	RetryAfterDateMS millis   `json:"retry_after_date_ms"`
 }
 
 func (e *policyEntry) check() error {
+	if e.Code != 0 && e.Attempt != "rpc_error" {
+		return fmt.Errorf("%s has no code", e.Attempt)
+	}
+	if after := e.RetryAfterMS + e.RetryAfterDateMS; after > 0 && e.Attempt != "http_429" && e.Attempt != "http_503" || e.RetryAfterMS > 0 && e.RetryAfterDateMS > 0 {
+		return fmt.Errorf("%s says not when to retry, or says it twice", e.Attempt)
+	}
 	switch e.Attempt {
 	case "ok", "tool_error", "rpc_error", "invalid_result", "connect_ok", "list_ok", "connect_refused", "disconnect_before_send",
 		"disconnect_after_send", "timeout", "hang", "http_401", "http_429", "http_503":
@@ -114,6 +120,9 @@ type policyWorld struct {
 
 func newPolicyWorld(c *faultCase) *policyWorld {
 	w := &policyWorld{servers: map[string]*policyServer{}}
+	for name := range c.Action.Policy.Servers {
+		w.server(name)
+	}
 	for _, e := range c.attempts {
 		w.server(e.Server).script = append(w.server(e.Server).script, e)
 	}
@@ -195,7 +204,7 @@ func (s *policyServer) take(wanted func(*policyServer, *policyEntry) bool) *poli
 	}
 	times := 1
 	if e.Times != nil {
-		times = *e.Times
+		times = int(*e.Times)
 	}
 	if s.used++; times > 0 && s.used >= times && s.at+1 < len(s.script) {
 		s.at, s.used = s.at+1, 0
@@ -333,7 +342,12 @@ func (s *policySession) Initialize(ctx context.Context) (*ServerInfo, error) {
 	if s.aside {
 		return info, nil
 	}
-	defer s.begin(ctx)()
+	s.mu.Lock()
+	connected := s.connected
+	s.mu.Unlock()
+	if !connected { // else nothing reaches the server
+		defer s.begin(ctx)()
+	}
 	return info, s.connect(ctx, true)
 }
 
@@ -342,10 +356,10 @@ func (s *policySession) ListTools(ctx context.Context) ([]Tool, error) {
 		return s.tools, nil
 	}
 	e := s.server.take(func(server *policyServer, e *policyEntry) bool {
-		if !s.fleet || e.Attempt == "list_ok" {
+		if l, ok := ctx.Value(reachLogKey{}).(*reachLog); ok && l.op == "list_tools" || e.Attempt == "list_ok" {
 			return true
 		}
-		// The list of a fleet's member is scripted if a list_ok comes at last.
+		// A list that no step asks for is scripted if a list_ok comes at last.
 		return e.Attempt != "ok" && slices.ContainsFunc(server.script[server.at:], func(e policyEntry) bool { return e.Attempt == "list_ok" })
 	})
 	if !s.fleet {

@@ -39,36 +39,36 @@ type stdioStep struct {
 	Fill            *caseFill       `json:"fill"`
 	Stderr          *string         `json:"stderr"`
 	StderrFill      *caseFill       `json:"stderr_fill"`
-	DelayMS         float64         `json:"delay_ms"`
+	DelayMS         millis          `json:"delay_ms"`
 	Repeat          *struct {
-		Times   int             `json:"times"`
-		EveryMS float64         `json:"every_ms"`
+		Times   natural         `json:"times"`
+		EveryMS millis          `json:"every_ms"`
 		Send    json.RawMessage `json:"send"`
 	} `json:"repeat"`
 	Serve *struct {
 		Results map[string]json.RawMessage `json:"results"`
-		Times   int                        `json:"times"`
+		Times   natural                    `json:"times"`
 	} `json:"serve"`
 	ReplyEnv    []string `json:"reply_env"`
 	Ignore      []string `json:"ignore"`
-	StopReading bool     `json:"stop_reading"`
+	StopReading yes      `json:"stop_reading"`
 	Grandchild  *struct {
-		HoldStdout bool    `json:"hold_stdout"`
-		IgnoreTerm bool    `json:"ignore_term"`
-		Seconds    float64 `json:"seconds"`
+		HoldStdout bool     `json:"hold_stdout"`
+		IgnoreTerm bool     `json:"ignore_term"`
+		Seconds    positive `json:"seconds"`
 	} `json:"grandchild"`
 	Exit      *int `json:"exit"`
-	KillSelf  bool `json:"kill_self"`
-	Hang      bool `json:"hang"`
-	NextStart bool `json:"next_start"`
+	KillSelf  yes  `json:"kill_self"`
+	Hang      yes  `json:"hang"`
+	NextStart yes  `json:"next_start"`
 }
 
 // A caseFill is text that is too long to write down.
 type caseFill struct {
-	Head  string `json:"head"`
-	Unit  string `json:"unit"`
-	Count int    `json:"count"`
-	Tail  string `json:"tail"`
+	Head  string  `json:"head"`
+	Unit  string  `json:"unit"`
+	Count natural `json:"count"`
+	Tail  string  `json:"tail"`
 }
 
 // write writes the fill in pieces of at most 64 KiB and some.
@@ -78,7 +78,7 @@ func (f *caseFill) write(w io.Writer, p *placeholders) error {
 	}
 	if each := max(1, 64<<10/max(1, len(f.Unit))); f.Unit != "" {
 		piece := strings.Repeat(f.Unit, each)
-		for left := f.Count; left > 0; left -= each {
+		for left := int(f.Count); left > 0; left -= each {
 			if _, err := io.WriteString(w, piece[:len(f.Unit)*min(each, left)]); err != nil {
 				return err
 			}
@@ -97,8 +97,8 @@ func parseStdio(script []json.RawMessage) ([]stdioStep, error) {
 		if err := strictly(raw, &steps[i]); err != nil {
 			return nil, fmt.Errorf("script entry %d: %w", i, err)
 		}
-		var keys map[string]json.RawMessage
-		if err := json.Unmarshal(raw, &keys); err != nil {
+		keys, err := membersOf(raw)
+		if err != nil {
 			return nil, err
 		}
 		verbs := 0
@@ -119,6 +119,23 @@ func parseStdio(script []json.RawMessage) ([]stdioStep, error) {
 			if what != "eof" && what != "term" {
 				return nil, fmt.Errorf("script entry %d: unknown %q", i, what)
 			}
+		}
+		if b := steps[i].RawB64; b != nil {
+			text, err := base64.StdEncoding.DecodeString(*b)
+			if err != nil {
+				return nil, fmt.Errorf("script entry %d: %w", i, err)
+			}
+			decoded := string(text)
+			steps[i].Raw = &decoded
+		}
+		if r := steps[i].Repeat; r != nil && r.Send == nil {
+			return nil, fmt.Errorf("script entry %d: repeat of nothing", i)
+		}
+		if g := steps[i].Grandchild; g != nil && g.Seconds == 0 {
+			return nil, fmt.Errorf("script entry %d: a grandchild of no time", i)
+		}
+		if s := steps[i].Serve; s != nil && s.Results == nil {
+			return nil, fmt.Errorf("script entry %d: serve of nothing", i)
 		}
 	}
 	return steps, nil
@@ -227,6 +244,7 @@ type caseServer struct {
 	lines     chan []byte // closed at the end of stdin
 	asked     bool
 	open      map[string]bool // requests that await their reply
+	kept      []envelope      // read and not yet waited for
 	ignoreEOF bool
 	deaf      bool
 }
@@ -297,15 +315,9 @@ func (s *caseServer) next() <-chan []byte {
 	return s.lines
 }
 
-// take reads a line that next has given. E is what it holds; mine says that the
-// script need not see it. Ended is the end of stdin.
-func (s *caseServer) take(line []byte, ok bool, awaited string) (e envelope, mine bool) {
-	if !ok {
-		if !s.ignoreEOF {
-			os.Exit(0)
-		}
-		select {} // until a signal
-	}
+// take reads a line that next has given. Mine says that the script need not see
+// it: it is not a message, or one that awaited does not ask for.
+func (s *caseServer) take(line []byte, awaited func(string) bool) (e envelope, mine bool) {
 	s.asked = false
 	line = bytes.TrimSpace(line)
 	e, err := scanEnvelope(line)
@@ -313,41 +325,80 @@ func (s *caseServer) take(line []byte, ok bool, awaited string) (e envelope, min
 		s.tell(caseEvent{Fail: fmt.Sprintf("the client wrote what is no message: %.200q", line)})
 		return e, true
 	}
-	if e.method == "server/discover" && awaited != e.method {
+	if e.method == "server/discover" && !awaited(e.method) {
 		s.write(appendResponse(nil, e.id, nil, &RPCError{Code: -32601, Message: "method not found"}))
 		return e, true
 	}
 	s.note(e)
 	event := caseEvent{Saw: cmp.Or(e.method, "response")}
-	if e.method == "" {
+	switch {
+	case e.method == "":
 		event.Reply = line
-	} else if e.id != nil {
+	case e.id != nil:
 		s.open[string(e.id)] = true
 		event.Open = len(s.open)
+	case e.method == "notifications/cancelled":
+		delete(s.open, string(member(e.params, "requestId")))
 	}
 	s.tell(event)
 	return e, false
 }
 
+// message returns the next message that the script may see; ok is false at the
+// end of stdin.
+func (s *caseServer) message(awaited func(string) bool) (e envelope, ok bool) {
+	if len(s.kept) > 0 {
+		e, s.kept = s.kept[0], s.kept[1:]
+		return e, true
+	}
+	for {
+		line, ok := <-s.next()
+		if !ok {
+			return envelope{}, false
+		}
+		if e, mine := s.take(line, awaited); !mine {
+			return e, true
+		}
+	}
+}
+
+// ended is what the end of stdin means to a child that has not been told to
+// expect it.
+func (s *caseServer) ended() {
+	if !s.ignoreEOF {
+		os.Exit(0)
+	}
+	select {} // until a signal
+}
+
+func noMethod(string) bool { return false }
+
 func (s *caseServer) tell(e caseEvent) { s.report.Write(append(appendCase(e), '\n')) }
 
-func (s *caseServer) write(b []byte) {
-	e, err := scanEnvelope(b)
-	if err == nil && e.method == "" {
-		delete(s.open, string(e.id))
+// write writes a line.
+func (s *caseServer) write(b []byte) { s.raw(append(b, '\n')) }
+
+// raw writes bytes. What is answered in them is not in flight any more.
+func (s *caseServer) raw(b []byte) {
+	for line := range bytes.Lines(b) {
+		if e, err := scanEnvelope(bytes.TrimSpace(line)); err == nil && e.method == "" {
+			delete(s.open, string(e.id))
+		}
 	}
-	os.Stdout.Write(append(b, '\n'))
+	os.Stdout.Write(b)
 }
 
 // wait reads up to a message with this method.
 func (s *caseServer) wait(method string) envelope {
 	for {
-		line, ok := <-s.next()
+		e, ok := s.message(func(m string) bool { return m == method })
 		if !ok && method == "eof" {
 			return envelope{}
 		}
-		e, mine := s.take(line, ok, method)
-		if !mine && (method == "any" || method == cmp.Or(e.method, "response")) {
+		if !ok {
+			s.ended()
+		}
+		if method == "any" || method == cmp.Or(e.method, "response") {
 			s.answering(e)
 			return e
 		}
@@ -378,14 +429,8 @@ func (s *caseServer) play(step *stdioStep) {
 		s.reply("error", s.json(step.ReplyError))
 	case step.Send != nil:
 		s.write(s.json(step.Send))
-	case step.Raw != nil:
-		io.WriteString(os.Stdout, s.text(*step.Raw))
-	case step.RawB64 != nil:
-		b, err := base64.StdEncoding.DecodeString(*step.RawB64)
-		if err != nil {
-			s.tell(caseEvent{Fail: err.Error()})
-		}
-		os.Stdout.Write(b)
+	case step.Raw != nil: // or raw_b64, decoded
+		s.raw([]byte(s.text(*step.Raw)))
 	case step.Fill != nil:
 		out := bufio.NewWriter(os.Stdout)
 		step.Fill.write(out, s.placeholders)
@@ -397,14 +442,14 @@ func (s *caseServer) play(step *stdioStep) {
 	case step.DelayMS > 0:
 		time.Sleep(ms(step.DelayMS))
 	case step.Repeat != nil:
-		for s.n = 1; s.n <= step.Repeat.Times; s.n++ {
+		for s.n = 1; step.Repeat.Times == 0 || s.n <= int(step.Repeat.Times); s.n++ {
 			s.write(s.json(step.Repeat.Send))
 			if s.pause(ms(step.Repeat.EveryMS)) {
 				break
 			}
 		}
 	case step.Serve != nil:
-		s.serve(step.Serve.Results, step.Serve.Times)
+		s.serve(step.Serve.Results, int(step.Serve.Times))
 	case step.ReplyEnv != nil:
 		set := []string{}
 		for _, name := range step.ReplyEnv {
@@ -418,18 +463,18 @@ func (s *caseServer) play(step *stdioStep) {
 		if slices.Contains(step.Ignore, "term") {
 			signal.Ignore(syscall.SIGTERM)
 		}
-	case step.StopReading:
+	case bool(step.StopReading):
 		s.deaf = true
 	case step.Grandchild != nil:
 		s.grandchild(step.Grandchild.HoldStdout, step.Grandchild.IgnoreTerm, ms(1000*step.Grandchild.Seconds))
 	case step.Exit != nil:
 		os.Exit(*step.Exit)
-	case step.KillSelf:
+	case bool(step.KillSelf):
 		if p, err := os.FindProcess(os.Getpid()); err == nil {
 			p.Kill()
 		}
 		select {}
-	case step.Hang:
+	case bool(step.Hang):
 		s.drain()
 	}
 }
@@ -438,7 +483,8 @@ func (s *caseServer) reply(kind string, value []byte) {
 	s.write([]byte(`{"jsonrpc":"2.0","id":` + string(s.id) + `,"` + kind + `":` + string(value) + `}`))
 }
 
-// pause sleeps while it reads, and reports whether stdin has ended.
+// pause sleeps while it reads, and reports whether stdin has ended. What it has
+// read is there for whoever waits for it later.
 func (s *caseServer) pause(d time.Duration) (ended bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -448,19 +494,26 @@ func (s *caseServer) pause(d time.Duration) (ended bool) {
 			if !ok {
 				return true
 			}
-			s.take(line, ok, "")
+			if e, mine := s.take(line, noMethod); !mine {
+				s.kept = append(s.kept, e)
+			}
 		case <-timer.C:
 			return false
 		}
 	}
 }
 
-// serve answers requests until it has answered so many, or for ever.
+// serve answers requests until it has answered so many, or to the end of stdin.
 func (s *caseServer) serve(results map[string]json.RawMessage, times int) {
 	for n := 0; times == 0 || n < times; {
-		line, ok := <-s.next()
-		e, mine := s.take(line, ok, "")
-		if mine || e.id == nil {
+		e, ok := s.message(func(m string) bool { return results[m] != nil })
+		if !ok && times == 0 {
+			return
+		}
+		if !ok {
+			s.ended()
+		}
+		if e.id == nil || e.method == "" {
 			continue
 		}
 		if result, ok := results[e.method]; ok {
@@ -476,8 +529,9 @@ func (s *caseServer) serve(results map[string]json.RawMessage, times int) {
 // drain reads to the end of stdin, which is the end of the process.
 func (s *caseServer) drain() {
 	for {
-		line, ok := <-s.next()
-		s.take(line, ok, "")
+		if _, ok := s.message(noMethod); !ok {
+			s.ended()
+		}
 	}
 }
 
