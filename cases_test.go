@@ -107,6 +107,11 @@ func TestCasesAreStrict(t *testing.T) {
 		{"stdio", `[]`, `{"queue":null}`, `[{"op":"connect"}]`, `{}`},
 
 		// What would have no effect.
+		{"stdio", `[{"fill":{"unit":"x"}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"ignore":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[{"on":{"method":"post"},"status":200}]`, `{}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[]`, `{"breaker":{"threshold":0.5}}`, `[{"op":"connect"}]`, `{}`},
+		{"http", `[]`, `{"jitter":2}`, `[{"op":"connect"}]`, `{}`},
 		{"stdio", `[{"hang":false}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"stdio", `[{"raw_b64":"?"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
 		{"stdio", `[{"raw":"{{idd}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
@@ -321,25 +326,25 @@ type casePolicy struct {
 	BackoffMaxMS      *millis  `json:"backoff_max_ms"`
 	Jitter            any      `json:"jitter"` // false, 0 and "none" are none
 	Breaker           *struct {
-		Threshold   positive `json:"threshold"`
+		Threshold   counting `json:"threshold"`
 		CooldownMS  positive `json:"cooldown_ms"`
-		HalfOpenMax positive `json:"half_open_max"`
+		HalfOpenMax counting `json:"half_open_max"`
 	} `json:"breaker"`
-	MaxMessageBytes    positive                   `json:"max_message_bytes"`
-	MaxPages           positive                   `json:"max_pages"`
-	MaxInFlight        positive                   `json:"max_in_flight"`
-	Queue              any                        `json:"queue"`
-	QueueWaitMS        millis                     `json:"queue_wait_ms"`
-	CloseGraceMS       millis                     `json:"close_grace_ms"`
-	KillGraceMS        millis                     `json:"kill_grace_ms"`
-	Restart            any                        `json:"restart"`
-	StderrTailBytes    natural                    `json:"stderr_tail_bytes"`
-	Env                map[string]string          `json:"env"`
-	Headers            map[string]string          `json:"headers"`
-	Redirects          any                        `json:"redirects"`
-	ProtocolVersions   []string                   `json:"protocol_versions"`
-	ClientCapabilities map[string]json.RawMessage `json:"client_capabilities"`
-	Validate           string                     `json:"validate"`
+	MaxMessageBytes    counting                  `json:"max_message_bytes"`
+	MaxPages           counting                  `json:"max_pages"`
+	MaxInFlight        counting                  `json:"max_in_flight"`
+	Queue              any                       `json:"queue"`
+	QueueWaitMS        millis                    `json:"queue_wait_ms"`
+	CloseGraceMS       millis                    `json:"close_grace_ms"`
+	KillGraceMS        millis                    `json:"kill_grace_ms"`
+	Restart            any                       `json:"restart"`
+	StderrTailBytes    natural                   `json:"stderr_tail_bytes"`
+	Env                map[string]string         `json:"env"`
+	Headers            map[string]string         `json:"headers"`
+	Redirects          any                       `json:"redirects"`
+	ProtocolVersions   []string                  `json:"protocol_versions"`
+	ClientCapabilities map[string]map[string]any `json:"client_capabilities"`
+	Validate           string                    `json:"validate"`
 	Servers            map[string]struct {
 		Required *bool `json:"required"` // true, if it is left out
 	} `json:"servers"`
@@ -356,7 +361,7 @@ type caseStep struct {
 	Server       string          `json:"server"`
 	Cold         bool            `json:"cold"`
 	NeedsList    bool            `json:"needs_list"`
-	N            natural         `json:"n"`
+	N            counting        `json:"n"`
 	Step         *caseStep       `json:"step"`
 	Result       natural         `json:"result"`
 	Name         string          `json:"name"`
@@ -421,9 +426,6 @@ func (s *caseStep) UnmarshalJSON(b []byte) error {
 	default:
 		return fmt.Errorf("%s is no step of %s", s.Step.Op, s.Op)
 	}
-	if s.N < 1 {
-		return fmt.Errorf("%s of none", s.Op)
-	}
 	return nil
 }
 
@@ -437,7 +439,7 @@ type caseDetail struct {
 	JudgeStep                *int                           `json:"judge_step"`
 	MaxMS                    *float64                       `json:"max_ms"`
 	StepMaxMS                map[int]float64                `json:"step_max_ms"`
-	StepMinMS                map[int]float64                `json:"step_min_ms"`
+	StepMinMS                map[int]millis                 `json:"step_min_ms"`
 	VirtualMaxMS             *float64                       `json:"virtual_max_ms"`
 	Text                     *string                        `json:"text"`
 	Texts                    map[int]string                 `json:"texts"`
@@ -457,7 +459,7 @@ type caseDetail struct {
 	FinalPathSaw             map[string]map[string]caseSpan `json:"final_path_saw"`
 	InitializeWithoutSession yes                            `json:"initialize_without_session"`
 	ClientReplies            []clientReply                  `json:"client_replies"`
-	GetMinDelayMS            *float64                       `json:"get_min_delay_ms"`
+	GetMinDelayMS            *millis                        `json:"get_min_delay_ms"`
 	BRequests                *caseSpan                      `json:"b_requests"`
 	BMustNotSeeHeaders       []string                       `json:"b_must_not_see_headers"`
 	ServerSentMaxBytes       *int64                         `json:"server_sent_max_bytes"`
@@ -472,7 +474,7 @@ type caseDetail struct {
 	AttemptsEach             *caseSpan                      `json:"attempts_each"`
 	WaitBeforeAttempt2MS     spans                          `json:"wait_before_attempt_2_ms"`
 	WaitsMS                  json.RawMessage                `json:"waits_ms"`
-	DistinctFirstWaitsMin    *int                           `json:"distinct_first_waits_min"`
+	DistinctFirstWaitsMin    *counting                      `json:"distinct_first_waits_min"`
 	Breaker                  *string                        `json:"breaker"`
 	ParallelCounts           map[string]caseSpan            `json:"parallel_counts"`
 	ParallelCountsRange      map[string]caseSpan            `json:"parallel_counts_range"`
@@ -487,15 +489,23 @@ type caseDetail struct {
 	Note                     string                         `json:"note"`
 }
 
-// positive is a number above zero, millis one from zero on, natural a whole one of
-// these, and yes is true: what else a case might say there would have no effect,
-// or none that anybody could have meant.
+// positive is a number above zero, millis one from zero on, counting and natural are
+// the whole ones of these, and yes is true: what else a case might say there would
+// have no effect, or none that anybody could have meant.
 type (
 	positive float64
 	millis   float64
+	counting int
 	natural  int
 	yes      bool
 )
+
+func (c *counting) UnmarshalJSON(b []byte) error {
+	if json.Unmarshal(b, (*int)(c)) != nil || *c <= 0 {
+		return fmt.Errorf("want a whole number above zero, not %s", b)
+	}
+	return nil
+}
 
 func (m *millis) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, (*float64)(m)) != nil || *m < 0 || string(b) == "null" {
@@ -546,7 +556,7 @@ func (s *caseSpan) UnmarshalJSON(b []byte) error {
 	case json.Unmarshal(b, &s.lo) == nil:
 		s.hi = s.lo
 		return nil
-	case json.Unmarshal(b, &pair) == nil && len(pair) == 2:
+	case strictly(b, &pair) == nil && len(pair) == 2:
 		s.lo, s.hi = pair[0], pair[1]
 		return nil
 	}
@@ -692,9 +702,9 @@ func parseCase(data []byte) (*faultCase, error) {
 		return nil, fmt.Errorf("unknown validate %q", c.Action.Policy.Validate)
 	}
 	switch j := c.Action.Policy.Jitter.(type) {
-	case nil, bool, float64:
+	case nil, bool:
 	default:
-		if j != "none" && j != "full" && j != "equal" {
+		if part, ok := j.(float64); j != "none" && j != "full" && j != "equal" && (!ok || part < 0 || part > 1) {
 			return nil, fmt.Errorf("unknown jitter %v", j)
 		}
 	}
@@ -731,7 +741,7 @@ func (c *faultCase) checkPlaceholders() error {
 	for _, raw := range c.Script {
 		for _, m := range placeholderLike.FindAllSubmatch(raw, -1) {
 			name := string(m[1])
-			if !placeholderForm.MatchString("{{"+name+"}}") || strings.HasPrefix(name, "id.") && !saved[name] {
+			if !placeholderForm.MatchString("{{"+name+"}}") || strings.HasPrefix(name, "id.") && !saved[name] || (name == "A" || name == "B") && c.Transport != "http" {
 				return fmt.Errorf("nothing stands for {{%s}}", name)
 			}
 		}
@@ -1972,7 +1982,7 @@ func (r *caseRun) checkAttempts() {
 	if d.AttemptsTotal != nil && !d.AttemptsTotal.has(float64(total)) {
 		r.failf("%d attempts in all, want %v", total, d.AttemptsTotal)
 	}
-	if d.DistinctFirstWaitsMin != nil && len(first) < *d.DistinctFirstWaitsMin {
+	if d.DistinctFirstWaitsMin != nil && len(first) < int(*d.DistinctFirstWaitsMin) {
 		r.failf("%d different first waits, want at least %d", len(first), *d.DistinctFirstWaitsMin)
 	}
 	waits, _ := r.c.waits()
