@@ -132,7 +132,7 @@ func TestCasesAreStrict(t *testing.T) {
 		{"schema", `[{"tool":{"name":"t"}},{"result":{}}]`, `{}`, `[{"op":"validate","result":1}]`, `{}`, `there is no result 1`},
 		{"policy", `[{"attempt":"ok","code":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `ok has no code`},
 		{"policy", `[{"attempt":"ok","retry_after_ms":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `ok says not when to retry, or says it twice`},
-		{"policy", `[{"attempt":"ok","server":"a"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `call goes to server "", of which nothing is known`},
+		{"policy", `[{"attempt":"ok","server":"a"},{"attempt":"ok","server":"b"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `call goes to server "", of which nothing is known`},
 		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t","server":"a"}]`, `{}`, `call goes to server "a", of which nothing is known`},
 
 		// What nothing could fail.
@@ -751,13 +751,12 @@ func (c *faultCase) checkPlaceholders() error {
 
 // checkSteps looks for steps that have no meaning over the case's transport.
 func (c *faultCase) checkSteps() error {
-	servers := map[string]bool{"": c.Action.Policy.Servers == nil, "A": c.Transport == "http", "B": c.Transport == "http"}
+	servers := map[string]bool{"": c.home() != "", "A": c.Transport == "http", "B": c.Transport == "http"}
 	for name := range c.Action.Policy.Servers {
 		servers[name] = true
 	}
-	for i, e := range c.attempts {
-		servers[e.Server] = true
-		servers[""] = servers[""] && (i > 0 || e.Server == "")
+	for _, e := range c.attempts {
+		servers[e.Server] = servers[e.Server] || e.Server != ""
 	}
 	results := 0
 	for _, e := range c.schema {
@@ -780,6 +779,24 @@ func (c *faultCase) checkSteps() error {
 		}
 	}
 	return nil
+}
+
+// home is the server of a step that names none, "" if it could be one of many.
+func (c *faultCase) home() string {
+	names := map[string]bool{}
+	for name := range c.Action.Policy.Servers {
+		names[name] = true
+	}
+	for _, e := range c.attempts {
+		names[e.Server] = true
+	}
+	switch {
+	case len(names) == 0 || names[""]:
+		return "server"
+	case len(names) > 1:
+		return ""
+	}
+	return slices.Collect(maps.Keys(names))[0]
 }
 
 // checkDetail looks for expectations that nothing could fail.
@@ -1288,7 +1305,7 @@ func (r *caseRun) newClient(name, url string) *caseClient {
 // connect to an address, one after a close, and a cold call over a wire have one
 // of their own.
 func (r *caseRun) client(step *caseStep) *caseClient {
-	name := cmp.Or(step.Server, "server")
+	name := cmp.Or(step.Server, r.c.home())
 	if step.URL != "" {
 		r.url = step.URL
 		return r.newClient(name, r.url)
@@ -1324,7 +1341,7 @@ func (r *caseRun) doParallel(ctx context.Context, step *caseStep) stepResult {
 		case step.Step.Op == "close" || step.Step.Op == "validate":
 			clients = append(clients, nil)
 		case step.Op == "parallel_clients":
-			clients = append(clients, r.newClient(cmp.Or(step.Step.Server, "server"), cmp.Or(step.Step.URL, r.url)))
+			clients = append(clients, r.newClient(cmp.Or(step.Step.Server, r.c.home()), cmp.Or(step.Step.URL, r.url)))
 		case i == 0:
 			clients = append(clients, r.client(step.Step))
 		default:
