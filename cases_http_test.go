@@ -78,6 +78,8 @@ func (e *httpEntry) check() error {
 		return errors.New("a handshake has its own reply")
 	case e.Server != "" && e.Server != "A" && e.Server != "B":
 		return fmt.Errorf("unknown server %q", e.Server)
+	case e.On != nil && e.On.Method != strings.ToUpper(e.On.Method):
+		return fmt.Errorf("no request has the method %q", e.On.Method)
 	case e.On != nil && !bool(e.HangHeaders) && (e.Status < 200 || e.Status > 599):
 		return errors.New("want a status from 200 to 599")
 	}

@@ -71,17 +71,27 @@ type caseFill struct {
 	Tail  string  `json:"tail"`
 }
 
+func (f *caseFill) UnmarshalJSON(b []byte) error {
+	type plain caseFill
+	if err := strictly(b, (*plain)(f)); err != nil {
+		return err
+	}
+	if f.Unit == "" || f.Count == 0 {
+		return errors.New("a fill of nothing")
+	}
+	return nil
+}
+
 // write writes the fill in pieces of at most 64 KiB and some.
 func (f *caseFill) write(w io.Writer, p *placeholders) error {
 	if _, err := io.WriteString(w, p.text(f.Head)); err != nil {
 		return err
 	}
-	if each := max(1, 64<<10/max(1, len(f.Unit))); f.Unit != "" {
-		piece := strings.Repeat(f.Unit, each)
-		for left := int(f.Count); left > 0; left -= each {
-			if _, err := io.WriteString(w, piece[:len(f.Unit)*min(each, left)]); err != nil {
-				return err
-			}
+	each := max(1, 64<<10/len(f.Unit))
+	piece := strings.Repeat(f.Unit, each)
+	for left := int(f.Count); left > 0; left -= each {
+		if _, err := io.WriteString(w, piece[:len(f.Unit)*min(each, left)]); err != nil {
+			return err
 		}
 	}
 	_, err := io.WriteString(w, p.text(f.Tail))
@@ -114,6 +124,9 @@ func parseStdio(script []json.RawMessage) ([]stdioStep, error) {
 		}
 		if verbs != 1 || len(keys) > 0 {
 			return nil, fmt.Errorf("script entry %d is not one verb with its options", i)
+		}
+		if ignore := steps[i].Ignore; ignore != nil && len(ignore) == 0 {
+			return nil, fmt.Errorf("script entry %d: ignore of nothing", i)
 		}
 		for _, what := range steps[i].Ignore {
 			if what != "eof" && what != "term" {

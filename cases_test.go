@@ -77,74 +77,79 @@ func readCase(t *testing.T, file string) *faultCase {
 // The runner has to fail on what it does not understand.
 func TestCasesAreStrict(t *testing.T) {
 	const form = `{"id":"X","kind":"k","title":"t","transport":%q,"server_script":%s,"client_action":{"policy":%s,"steps":%s},"expect":{"outcome":"ok","detail":%s}}`
-	for _, tt := range []struct{ transport, script, policy, steps, detail string }{
-		{"carrier-pigeon", `[]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"shout":"hi"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"raw":"a","stderr":"b"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"raw":"a","as":"b"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"ignore":["hup"]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[{"on":{"method":"POST","verb":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[{"on":{},"status":200,"body":[{"sing":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"schema", `[{"tool":{"name":"t"},"result":{}}]`, `{}`, `[{"op":"validate"}]`, `{}`},
-		{"policy", `[{"attempt":"shrug"}]`, `{}`, `[{"op":"call"}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{"patience":1}`, `[{"op":"call"}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{"validate":"maybe"}`, `[{"op":"call"}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"dance"}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","loud":true}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"parallel","n":2}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call"}]`, `{"mood":"good"}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call"}]`, `{"judge_step":7}`},
+	for _, tt := range []struct{ transport, script, policy, steps, detail, why string }{
+		{"carrier-pigeon", `[]`, `{}`, `[{"op":"connect"}]`, `{}`, `unknown transport "carrier-pigeon"`},
+		{"stdio", `[{"shout":"hi"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `unknown field "shout"`},
+		{"stdio", `[{"raw":"a","stderr":"b"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `is not one verb with its options`},
+		{"stdio", `[{"raw":"a","as":"b"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `is not one verb with its options`},
+		{"stdio", `[{"ignore":["hup"]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `unknown "hup"`},
+		{"http", `[{"on":{"method":"POST","verb":1},"status":200}]`, `{}`, `[{"op":"connect"}]`, `{}`, `on: unknown field "verb"`},
+		{"http", `[{"on":{},"status":200,"body":[{"sing":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `unknown field "sing"`},
+		{"schema", `[{"tool":{"name":"t"},"result":{}}]`, `{}`, `[{"op":"validate","result":0}]`, `{}`, `want either a tool or a result`},
+		{"policy", `[{"attempt":"shrug"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `unknown attempt "shrug"`},
+		{"policy", `[{"attempt":"ok"}]`, `{"patience":1}`, `[{"op":"call","tool":"t"}]`, `{}`, `unknown field "patience"`},
+		{"policy", `[{"attempt":"ok"}]`, `{"validate":"maybe"}`, `[{"op":"call","tool":"t"}]`, `{}`, `unknown validate "maybe"`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"dance"}]`, `{}`, `unknown op "dance"`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t","loud":true}]`, `{}`, `unknown field "loud"`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"parallel","n":2}]`, `{}`, `parallel without step`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{"mood":"good"}`, `unknown field "mood"`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{"judge_step":7}`, `there is no step 7`},
 
 		// What encoding/json would let pass.
-		{"stdio", `[{"handshake":null}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"Handshake":{}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `null`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":null}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":"a","negotiated":"b"}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"server_saw":{"initialize":null}}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"structured_raw":null}`},
-		{"stdio", `[]`, `{"breaker":null}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[]`, `{"queue":null}`, `[{"op":"connect"}]`, `{}`},
+		{"stdio", `[{"handshake":null}]`, `{}`, `[{"op":"connect"}]`, `{}`, `handshake: null says nothing`},
+		{"stdio", `[{"Handshake":{}}]`, `{}`, `[{"op":"connect"}]`, `{}`, `unknown field "Handshake"`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `null`, `null says nothing`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":null}`, `negotiated: null says nothing`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"negotiated":"a","negotiated":"b"}`, `"negotiated" is there twice`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"server_saw":{"initialize":null}}`, `server_saw: initialize: null says nothing`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"structured_raw":null}`, `structured_raw: null says nothing`},
+		{"stdio", `[]`, `{"breaker":null}`, `[{"op":"connect"}]`, `{}`, `breaker: null says nothing`},
+		{"stdio", `[]`, `{"queue":null}`, `[{"op":"connect"}]`, `{}`, `queue: null says nothing`},
 
 		// What would have no effect.
-		{"stdio", `[{"hang":false}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"raw_b64":"?"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"raw":"{{idd}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"raw":"{{id.a}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"stdio", `[{"repeat":{"times":1,"every_ms":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[{"on":{},"status":200,"body":[{"hang":false}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[{"on":{},"status":200,"body":[{"text":"a","hang":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[{"on":{},"status":200,"times":-1,"body":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[]`, `{"max_in_flight":0}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[]`, `{"client_capabilities":{"flying":{}}}`, `[{"op":"connect"}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"connect","tool":"t"}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"call"}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","deadline_ms":0}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","args":[],"args_pad_bytes":9}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"parallel","n":2,"step":{"op":"connect"}}}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"sleep","ms":2}}]`, `{}`},
-		{"http", `[]`, `{}`, `[{"op":"validate","result":0}]`, `{}`},
-		{"schema", `[{"tool":{"name":"t"}},{"result":{}}]`, `{}`, `[{"op":"validate","result":1}]`, `{}`},
-		{"policy", `[{"attempt":"ok","code":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
-		{"policy", `[{"attempt":"ok","retry_after_ms":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
-		{"policy", `[{"attempt":"ok","server":"a"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`},
-		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t","server":"a"}]`, `{}`},
+		{"stdio", `[{"fill":{"unit":"x"}}]`, `{}`, `[{"op":"connect"}]`, `{}`, `a fill of nothing`},
+		{"stdio", `[{"ignore":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `ignore of nothing`},
+		{"http", `[{"on":{"method":"post"},"status":200}]`, `{}`, `[{"op":"connect"}]`, `{}`, `no request has the method "post"`},
+		{"http", `[]`, `{"breaker":{"threshold":0.5}}`, `[{"op":"connect"}]`, `{}`, `want a whole number above zero, not 0.5`},
+		{"http", `[]`, `{"jitter":2}`, `[{"op":"connect"}]`, `{}`, `unknown jitter 2`},
+		{"stdio", `[{"hang":false}]`, `{}`, `[{"op":"connect"}]`, `{}`, `want true, not false`},
+		{"stdio", `[{"raw_b64":"?"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `illegal base64 data at input byte 0`},
+		{"stdio", `[{"raw":"{{idd}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `nothing stands for {{idd}}`},
+		{"stdio", `[{"raw":"{{id.a}}"}]`, `{}`, `[{"op":"connect"}]`, `{}`, `nothing stands for {{id.a}}`},
+		{"stdio", `[{"repeat":{"times":1,"every_ms":1}}]`, `{}`, `[{"op":"connect"}]`, `{}`, `repeat of nothing`},
+		{"http", `[{"on":{},"status":200,"body":[{"hang":false}]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `want true, not false`},
+		{"http", `[{"on":{},"status":200,"body":[{"text":"a","hang":true}]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `a chunk is one thing`},
+		{"http", `[{"on":{},"status":200,"times":-1,"body":[]}]`, `{}`, `[{"op":"connect"}]`, `{}`, `want a whole number, not -1`},
+		{"http", `[]`, `{"max_in_flight":0}`, `[{"op":"connect"}]`, `{}`, `want a whole number above zero, not 0`},
+		{"http", `[]`, `{"client_capabilities":{"flying":{}}}`, `[{"op":"connect"}]`, `{}`, `unknown capability "flying"`},
+		{"http", `[]`, `{}`, `[{"op":"connect","tool":"t"}]`, `{}`, `connect takes no tool`},
+		{"http", `[]`, `{}`, `[{"op":"call"}]`, `{}`, `call without tool`},
+		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","deadline_ms":0}]`, `{}`, `want a number above zero, not 0`},
+		{"http", `[]`, `{}`, `[{"op":"call","tool":"t","args":[],"args_pad_bytes":9}]`, `{}`, `args_pad_bytes pads an object`},
+		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"parallel","n":2,"step":{"op":"connect"}}}]`, `{}`, `parallel is no step of parallel`},
+		{"http", `[]`, `{}`, `[{"op":"parallel","n":2,"step":{"op":"sleep","ms":2}}]`, `{}`, `sleep is no step of parallel`},
+		{"http", `[]`, `{}`, `[{"op":"validate","result":0}]`, `{}`, `validate over http`},
+		{"schema", `[{"tool":{"name":"t"}},{"result":{}}]`, `{}`, `[{"op":"validate","result":1}]`, `{}`, `there is no result 1`},
+		{"policy", `[{"attempt":"ok","code":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `ok has no code`},
+		{"policy", `[{"attempt":"ok","retry_after_ms":1}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `ok says not when to retry, or says it twice`},
+		{"policy", `[{"attempt":"ok","server":"a"},{"attempt":"ok","server":"b"}]`, `{}`, `[{"op":"call","tool":"t"}]`, `{}`, `call goes to server "", of which nothing is known`},
+		{"policy", `[{"attempt":"ok"}]`, `{}`, `[{"op":"call","tool":"t","server":"a"}]`, `{}`, `call goes to server "a", of which nothing is known`},
 
 		// What nothing could fail.
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"texts":{"1":"a"}}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"attempts":[1,1]}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"open_connections_after":0}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"b_must_not_see_headers":["a"]}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"tools_exact":[]}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"down":[]}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"parallel_counts":{"limit":0}}`},
-		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"initialize_without_session":false}`},
-		{"http", `[]`, `{}`, `[{"op":"connect"}]`, `{"processes_left":0}`},
-		{"policy", `[]`, `{}`, `[{"op":"call","tool":"t"}]`, `{"server_saw":{"tools/call":0}}`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"texts":{"1":"a"}}`, `there is no step 1`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"attempts":[1,1]}`, `there is no step 1`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"open_connections_after":0}`, `nothing tells open_connections_after`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"b_must_not_see_headers":["a"]}`, `nothing tells b_requests`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"tools_exact":[]}`, `nothing tells tools`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"down":[]}`, `nothing tells ready and down`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"parallel_counts":{"limit":0}}`, `nothing tells parallel_counts`},
+		{"stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{"initialize_without_session":false}`, `want true, not false`},
+		{"http", `[]`, `{}`, `[{"op":"connect"}]`, `{"processes_left":0}`, `nothing tells processes_left`},
+		{"policy", `[]`, `{}`, `[{"op":"call","tool":"t"}]`, `{"server_saw":{"tools/call":0}}`, `nothing tells server_saw`},
 	} {
 		text := fmt.Sprintf(form, tt.transport, tt.script, tt.policy, tt.steps, tt.detail)
-		if _, err := parseCase([]byte(text)); err == nil {
-			t.Errorf("accepted: %s", text)
+		if _, err := parseCase([]byte(text)); err == nil || !strings.Contains(err.Error(), tt.why) {
+			t.Errorf("%v, want %s: %s", err, tt.why, text)
 		}
 	}
 	if _, err := parseCase(fmt.Appendf(nil, form, "stdio", `[]`, `{}`, `[{"op":"connect"}]`, `{}`)); err != nil {
@@ -321,25 +326,25 @@ type casePolicy struct {
 	BackoffMaxMS      *millis  `json:"backoff_max_ms"`
 	Jitter            any      `json:"jitter"` // false, 0 and "none" are none
 	Breaker           *struct {
-		Threshold   positive `json:"threshold"`
+		Threshold   counting `json:"threshold"`
 		CooldownMS  positive `json:"cooldown_ms"`
-		HalfOpenMax positive `json:"half_open_max"`
+		HalfOpenMax counting `json:"half_open_max"`
 	} `json:"breaker"`
-	MaxMessageBytes    positive                   `json:"max_message_bytes"`
-	MaxPages           positive                   `json:"max_pages"`
-	MaxInFlight        positive                   `json:"max_in_flight"`
-	Queue              any                        `json:"queue"`
-	QueueWaitMS        millis                     `json:"queue_wait_ms"`
-	CloseGraceMS       millis                     `json:"close_grace_ms"`
-	KillGraceMS        millis                     `json:"kill_grace_ms"`
-	Restart            any                        `json:"restart"`
-	StderrTailBytes    natural                    `json:"stderr_tail_bytes"`
-	Env                map[string]string          `json:"env"`
-	Headers            map[string]string          `json:"headers"`
-	Redirects          any                        `json:"redirects"`
-	ProtocolVersions   []string                   `json:"protocol_versions"`
-	ClientCapabilities map[string]json.RawMessage `json:"client_capabilities"`
-	Validate           string                     `json:"validate"`
+	MaxMessageBytes    counting                  `json:"max_message_bytes"`
+	MaxPages           counting                  `json:"max_pages"`
+	MaxInFlight        counting                  `json:"max_in_flight"`
+	Queue              any                       `json:"queue"`
+	QueueWaitMS        millis                    `json:"queue_wait_ms"`
+	CloseGraceMS       millis                    `json:"close_grace_ms"`
+	KillGraceMS        millis                    `json:"kill_grace_ms"`
+	Restart            any                       `json:"restart"`
+	StderrTailBytes    natural                   `json:"stderr_tail_bytes"`
+	Env                map[string]string         `json:"env"`
+	Headers            map[string]string         `json:"headers"`
+	Redirects          any                       `json:"redirects"`
+	ProtocolVersions   []string                  `json:"protocol_versions"`
+	ClientCapabilities map[string]map[string]any `json:"client_capabilities"`
+	Validate           string                    `json:"validate"`
 	Servers            map[string]struct {
 		Required *bool `json:"required"` // true, if it is left out
 	} `json:"servers"`
@@ -356,7 +361,7 @@ type caseStep struct {
 	Server       string          `json:"server"`
 	Cold         bool            `json:"cold"`
 	NeedsList    bool            `json:"needs_list"`
-	N            natural         `json:"n"`
+	N            counting        `json:"n"`
 	Step         *caseStep       `json:"step"`
 	Result       natural         `json:"result"`
 	Name         string          `json:"name"`
@@ -421,9 +426,6 @@ func (s *caseStep) UnmarshalJSON(b []byte) error {
 	default:
 		return fmt.Errorf("%s is no step of %s", s.Step.Op, s.Op)
 	}
-	if s.N < 1 {
-		return fmt.Errorf("%s of none", s.Op)
-	}
 	return nil
 }
 
@@ -437,7 +439,7 @@ type caseDetail struct {
 	JudgeStep                *int                           `json:"judge_step"`
 	MaxMS                    *float64                       `json:"max_ms"`
 	StepMaxMS                map[int]float64                `json:"step_max_ms"`
-	StepMinMS                map[int]float64                `json:"step_min_ms"`
+	StepMinMS                map[int]millis                 `json:"step_min_ms"`
 	VirtualMaxMS             *float64                       `json:"virtual_max_ms"`
 	Text                     *string                        `json:"text"`
 	Texts                    map[int]string                 `json:"texts"`
@@ -457,7 +459,7 @@ type caseDetail struct {
 	FinalPathSaw             map[string]map[string]caseSpan `json:"final_path_saw"`
 	InitializeWithoutSession yes                            `json:"initialize_without_session"`
 	ClientReplies            []clientReply                  `json:"client_replies"`
-	GetMinDelayMS            *float64                       `json:"get_min_delay_ms"`
+	GetMinDelayMS            *millis                        `json:"get_min_delay_ms"`
 	BRequests                *caseSpan                      `json:"b_requests"`
 	BMustNotSeeHeaders       []string                       `json:"b_must_not_see_headers"`
 	ServerSentMaxBytes       *int64                         `json:"server_sent_max_bytes"`
@@ -472,7 +474,7 @@ type caseDetail struct {
 	AttemptsEach             *caseSpan                      `json:"attempts_each"`
 	WaitBeforeAttempt2MS     spans                          `json:"wait_before_attempt_2_ms"`
 	WaitsMS                  json.RawMessage                `json:"waits_ms"`
-	DistinctFirstWaitsMin    *int                           `json:"distinct_first_waits_min"`
+	DistinctFirstWaitsMin    *counting                      `json:"distinct_first_waits_min"`
 	Breaker                  *string                        `json:"breaker"`
 	ParallelCounts           map[string]caseSpan            `json:"parallel_counts"`
 	ParallelCountsRange      map[string]caseSpan            `json:"parallel_counts_range"`
@@ -487,15 +489,23 @@ type caseDetail struct {
 	Note                     string                         `json:"note"`
 }
 
-// positive is a number above zero, millis one from zero on, natural a whole one of
-// these, and yes is true: what else a case might say there would have no effect,
-// or none that anybody could have meant.
+// positive is a number above zero, millis one from zero on, counting and natural are
+// the whole ones of these, and yes is true: what else a case might say there would
+// have no effect, or none that anybody could have meant.
 type (
 	positive float64
 	millis   float64
+	counting int
 	natural  int
 	yes      bool
 )
+
+func (c *counting) UnmarshalJSON(b []byte) error {
+	if json.Unmarshal(b, (*int)(c)) != nil || *c <= 0 {
+		return fmt.Errorf("want a whole number above zero, not %s", b)
+	}
+	return nil
+}
 
 func (m *millis) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, (*float64)(m)) != nil || *m < 0 || string(b) == "null" {
@@ -546,7 +556,7 @@ func (s *caseSpan) UnmarshalJSON(b []byte) error {
 	case json.Unmarshal(b, &s.lo) == nil:
 		s.hi = s.lo
 		return nil
-	case json.Unmarshal(b, &pair) == nil && len(pair) == 2:
+	case strictly(b, &pair) == nil && len(pair) == 2:
 		s.lo, s.hi = pair[0], pair[1]
 		return nil
 	}
@@ -692,9 +702,9 @@ func parseCase(data []byte) (*faultCase, error) {
 		return nil, fmt.Errorf("unknown validate %q", c.Action.Policy.Validate)
 	}
 	switch j := c.Action.Policy.Jitter.(type) {
-	case nil, bool, float64:
+	case nil, bool:
 	default:
-		if j != "none" && j != "full" && j != "equal" {
+		if part, ok := j.(float64); j != "none" && j != "full" && j != "equal" && (!ok || part < 0 || part > 1) {
 			return nil, fmt.Errorf("unknown jitter %v", j)
 		}
 	}
@@ -731,7 +741,7 @@ func (c *faultCase) checkPlaceholders() error {
 	for _, raw := range c.Script {
 		for _, m := range placeholderLike.FindAllSubmatch(raw, -1) {
 			name := string(m[1])
-			if !placeholderForm.MatchString("{{"+name+"}}") || strings.HasPrefix(name, "id.") && !saved[name] {
+			if !placeholderForm.MatchString("{{"+name+"}}") || strings.HasPrefix(name, "id.") && !saved[name] || (name == "A" || name == "B") && c.Transport != "http" {
 				return fmt.Errorf("nothing stands for {{%s}}", name)
 			}
 		}
@@ -741,13 +751,12 @@ func (c *faultCase) checkPlaceholders() error {
 
 // checkSteps looks for steps that have no meaning over the case's transport.
 func (c *faultCase) checkSteps() error {
-	servers := map[string]bool{"": c.Action.Policy.Servers == nil, "A": c.Transport == "http", "B": c.Transport == "http"}
+	servers := map[string]bool{"": c.home() != "", "A": c.Transport == "http", "B": c.Transport == "http"}
 	for name := range c.Action.Policy.Servers {
 		servers[name] = true
 	}
-	for i, e := range c.attempts {
-		servers[e.Server] = true
-		servers[""] = servers[""] && (i > 0 || e.Server == "")
+	for _, e := range c.attempts {
+		servers[e.Server] = servers[e.Server] || e.Server != ""
 	}
 	results := 0
 	for _, e := range c.schema {
@@ -770,6 +779,24 @@ func (c *faultCase) checkSteps() error {
 		}
 	}
 	return nil
+}
+
+// home is the server of a step that names none, "" if it could be one of many.
+func (c *faultCase) home() string {
+	names := map[string]bool{}
+	for name := range c.Action.Policy.Servers {
+		names[name] = true
+	}
+	for _, e := range c.attempts {
+		names[e.Server] = true
+	}
+	switch {
+	case len(names) == 0 || names[""]:
+		return "server"
+	case len(names) > 1:
+		return ""
+	}
+	return slices.Collect(maps.Keys(names))[0]
 }
 
 // checkDetail looks for expectations that nothing could fail.
@@ -1278,7 +1305,7 @@ func (r *caseRun) newClient(name, url string) *caseClient {
 // connect to an address, one after a close, and a cold call over a wire have one
 // of their own.
 func (r *caseRun) client(step *caseStep) *caseClient {
-	name := cmp.Or(step.Server, "server")
+	name := cmp.Or(step.Server, r.c.home())
 	if step.URL != "" {
 		r.url = step.URL
 		return r.newClient(name, r.url)
@@ -1314,7 +1341,7 @@ func (r *caseRun) doParallel(ctx context.Context, step *caseStep) stepResult {
 		case step.Step.Op == "close" || step.Step.Op == "validate":
 			clients = append(clients, nil)
 		case step.Op == "parallel_clients":
-			clients = append(clients, r.newClient(cmp.Or(step.Step.Server, "server"), cmp.Or(step.Step.URL, r.url)))
+			clients = append(clients, r.newClient(cmp.Or(step.Step.Server, r.c.home()), cmp.Or(step.Step.URL, r.url)))
 		case i == 0:
 			clients = append(clients, r.client(step.Step))
 		default:
@@ -1972,7 +1999,7 @@ func (r *caseRun) checkAttempts() {
 	if d.AttemptsTotal != nil && !d.AttemptsTotal.has(float64(total)) {
 		r.failf("%d attempts in all, want %v", total, d.AttemptsTotal)
 	}
-	if d.DistinctFirstWaitsMin != nil && len(first) < *d.DistinctFirstWaitsMin {
+	if d.DistinctFirstWaitsMin != nil && len(first) < int(*d.DistinctFirstWaitsMin) {
 		r.failf("%d different first waits, want at least %d", len(first), *d.DistinctFirstWaitsMin)
 	}
 	waits, _ := r.c.waits()
