@@ -1132,7 +1132,7 @@ func forModel(r *Result, source string, limit int) *Result {
 		}
 		left -= size
 		if isText {
-			text := cmp.Or(b.Text, string(b.Raw))
+			text := cmp.Or(b.Text, string(b.Raw), b.URI)
 			if len(text) > left {
 				text, cut = strings.ToValidUTF8(text[:left], ""), true
 			}

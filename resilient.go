@@ -715,8 +715,10 @@ func classify(err error, by Outcome) ruling {
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "refused"}
 	case *UnavailableError: // of another policy, further in
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "breaker_open"}
-	case *BudgetError:
-		return ruling{class: OutcomeBudget, verdict: neither, retry: ended, kind: "run_deadline", sent: e.Sent}
+	case *BudgetError: // of another policy, for which our ceiling was the end of the run
+		r := ruling{sent: e.Sent}
+		r.byReason(&TransportError{}, cmp.Or(by, OutcomeBudget))
+		return r
 	case *TransportError:
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {
