@@ -581,6 +581,10 @@ func TestHeaderMismatch(t *testing.T) {
 	if want := []map[string]string{{"Region": "eu", "N": "42"}, {"Zone": "eu", "N": "42"}}; !reflect.DeepEqual(headers, want) {
 		t.Errorf("headers %v, want %v", headers, want)
 	}
+	// The new list has been read, and not adopted: to the session it is known.
+	if d := c.Drift(); len(d) != 1 || d[0].Change != "changed" || !c.Stale() {
+		t.Errorf("drift %v, stale %v", d, c.Stale())
+	}
 	var re *RPCError
 	if _, err := c.Call(t.Context(), &Call{Tool: "q"}); err == nil || errors.As(err, &re) == errors.Is(err, ReasonProtocol) {
 		t.Errorf("a second mismatch: %v", err)
@@ -1159,6 +1163,10 @@ func TestResourcesAndPrompts(t *testing.T) {
 	defer c.Close()
 	if r, err := c.Resources(t.Context()); err != nil || len(r) != 2 || r[0].Name != "A" || r[1].URI != "b" {
 		t.Errorf("Resources = %v, %v", r, err)
+	}
+	boundless := Config{Name: "s", MaxMessageBytes: math.MaxInt}
+	if r, err := client2(c.s, boundless).Prompts(t.Context()); err != nil || len(r) != 1 {
+		t.Errorf("Prompts without a bound = %v, %v", r, err)
 	}
 	if _, err := c.Resources(t.Context()); !errors.Is(err, ReasonProtocol) {
 		t.Errorf("Resources with a cursor that comes back: %v", err)
