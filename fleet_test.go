@@ -177,10 +177,7 @@ func TestParseConfigsHosts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := ParseConfigs([]byte(tt.file), nil)
-		shown := ""
-		for _, c := range got {
-			shown += c.String()
-		}
+		shown := strings.Trim(fmt.Sprint(got), "[]")
 		if shown != tt.want || (err == nil) != (tt.err == "") || !strings.Contains(fmt.Sprint(err), tt.err) || strings.Contains(fmt.Sprint(err), `did you mean "disabled"`) {
 			t.Errorf("%s: %s, %v; want %s, %s", tt.name, shown, err, tt.want, tt.err)
 		}
