@@ -16,7 +16,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math"
 	"net/url"
@@ -151,12 +150,11 @@ func (c *Client) Stale() bool {
 	return ok && s.stale() || len(c.Drift()) > 0
 }
 
-// Call calls an adopted tool, by its model-facing name or the server's own; the
-// first call of a Client that has adopted nothing adopts. Arguments that do not
-// fit the tool's input schema are an *[ArgumentError], and nothing is sent; a
-// result outside the output schema is a *[ProtocolError]; whatever else can go
-// wrong is one of the other error types of this package. A tool's own failure is
-// a Result with IsError.
+// Call calls an adopted tool, by its model-facing name or the server's own; the first
+// call of a Client that has adopted nothing adopts. Arguments that do not fit the tool's
+// input schema are an *[ArgumentError], and nothing is sent; a result outside the output
+// schema is a *[ProtocolError]; whatever else can go wrong is one of the other error types
+// of this package. A tool's own failure is a Result with IsError.
 func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	t, err := c.find(ctx, call.Tool)
 	if err != nil {
@@ -213,24 +211,25 @@ func (c *Client) commit(a *Adoption) {
 }
 
 // compare reads the tool list again after a reconnection, past the policy, since
-// that is a part of the reach that reconnected. What has changed is reported as
-// drift and not adopted.
+// that is a part of the reach that reconnected.
 func (c *Client) compare(ctx context.Context, s reconnecter) {
 	if c.Adoption() == nil {
 		return
 	}
-	listed, err := s.ListTools(ctx)
-	if err != nil {
-		return // the operation that reconnected will meet the fault itself
+	if listed, err := s.ListTools(ctx); err == nil { // else the operation that reconnected meets the fault itself
+		c.differ(ctx, listed, s.serverInfo())
 	}
-	now, _ := c.choose(listed, s.serverInfo()) // what the Config misses now is drift, too
+}
+
+// differ reports what a list has that was not adopted, as drift.
+func (c *Client) differ(ctx context.Context, listed []Tool, info *ServerInfo) {
+	now, _ := c.choose(listed, info) // what the Config misses now is drift, too
 	c.mu.Lock()
 	drift := c.list.driftTo(now, c.cfg.Name) // a later list may have been adopted meanwhile
 	c.drift = drift
 	c.mu.Unlock()
 	if c.o.Logger != nil && len(drift) > 0 {
-		c.o.Logger.LogAttrs(ctx, slog.LevelWarn, "tools changed while the server was away",
-			slog.String("server", c.cfg.Name), slog.Int("changes", len(drift)))
+		c.o.Logger.WarnContext(ctx, "mcp: tools have changed", "server", c.cfg.Name, "changes", len(drift))
 	}
 }
 
@@ -419,7 +418,10 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
 	listed, err := c.s.ListTools(ctx)
 	i := slices.IndexFunc(listed, func(l Tool) bool { return l.Name == t.Remote })
-	if err != nil || i < 0 {
+	if err != nil {
+		return nil
+	}
+	if c.differ(ctx, listed, c.Adoption().Server); i < 0 { // the session takes a list that was read for one that is known
 		return nil
 	}
 	s, err := compileSchema(listed[i].InputSchema, schemaOptions{input: true, headers: true})
@@ -566,9 +568,8 @@ func mirror(params []headerParam, args map[string]any) map[string]string {
 		case string:
 			out[p.Name] = v
 		default:
-			if b, err := appendValue(nil, v); err == nil {
-				out[p.Name] = string(b)
-			}
+			b, _ := appendValue(nil, v) // of what cannot be written nothing is sent at all
+			out[p.Name] = string(b)
 		}
 	}
 	return out
@@ -722,7 +723,7 @@ func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, val
 func readList[T any](ctx context.Context, c *Client, what string) (all []T, err error) {
 	method := what + "/list"
 	var params any
-	for p := (pager{limit: 2 * c.cfg.MaxMessageBytes}); ; {
+	for p := (pager{limit: 2 * min(c.cfg.MaxMessageBytes, math.MaxInt/2)}); ; {
 		var page struct {
 			NextCursor *string `json:"nextCursor"`
 		}
@@ -812,11 +813,10 @@ func newFleet(clients ...*Client) *Fleet {
 // errFailFast ends the adoption of the others when a required server failed.
 var errFailFast = fmt.Errorf("a required server failed: %w", context.Canceled)
 
-// Assemble adopts all servers at once; tools, what is degraded and errors are
-// in the order of the arguments, whatever the order of arrival. A required
-// server that cannot be adopted, or two tools that would answer to one name,
-// is an error: the others are then cancelled and everything is closed. An
-// optional server that cannot be adopted is [Fleet.Degraded].
+// Assemble adopts all servers at once; tools, what is degraded and errors are in the
+// order of the arguments, whatever the order of arrival. A required server that cannot be
+// adopted, or two tools that would answer to one name, is an error: the others are then
+// cancelled and everything is closed. An optional server that cannot be is [Fleet.Degraded].
 func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	f := newFleet(clients...)
 	inner, cancel := context.WithCancelCause(ctx)
@@ -1132,7 +1132,7 @@ func forModel(r *Result, source string, limit int) *Result {
 		}
 		left -= size
 		if isText {
-			text := cmp.Or(b.Text, string(b.Raw))
+			text := cmp.Or(b.Text, string(b.Raw), b.URI)
 			if len(text) > left {
 				text, cut = strings.ToValidUTF8(text[:left], ""), true
 			}

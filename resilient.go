@@ -142,7 +142,7 @@ type Operation struct {
 type Guard struct {
 	cfg    *Config // not changed; a pointer, behind which fmt does not look for secrets
 	opt    Options
-	info   func() *ServerInfo // for spans; of what may be nil
+	info   func() *ServerInfo // for spans; may be nil
 	slots  chan struct{}      // an element for each reach in flight
 	base   time.Time          // instants are durations since
 	prefix string             // of call ids
@@ -159,7 +159,7 @@ type Guard struct {
 // NewGuard returns the policy that cfg declares. A nil o means defaults.
 func NewGuard(cfg Config, o *Options) *Guard {
 	cfg = cfg.withDefaults()
-	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32()), info: func() *ServerInfo { return nil }}
+	g := &Guard{cfg: &cfg, base: time.Now(), prefix: fmt.Sprintf("%08x-", rand.Uint32())}
 	if o != nil {
 		g.opt = *o
 	}
@@ -506,8 +506,8 @@ func (g *Guard) id(o *operation) string {
 func (g *Guard) describe(o *operation, state BreakerState) Reach {
 	r := Reach{Server: g.cfg.Name, Operation: o.Name, Tool: o.Tool, Call: g.id(o), Attempt: o.attempts + 1,
 		State: state, Transport: g.cfg.Transport}
-	if info := g.info(); info != nil {
-		r.Protocol = info.Protocol
+	if g.info != nil && g.info() != nil { // if there is one, there stays one
+		r.Protocol = g.info().Protocol
 	}
 	return r
 }
@@ -715,8 +715,10 @@ func classify(err error, by Outcome) ruling {
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "refused"}
 	case *UnavailableError: // of another policy, further in
 		return ruling{class: OutcomeRefused, verdict: neither, kind: "breaker_open"}
-	case *BudgetError:
-		return ruling{class: OutcomeBudget, verdict: neither, retry: ended, kind: "run_deadline", sent: e.Sent}
+	case *BudgetError: // of another policy, for which our ceiling was the end of the run
+		r := ruling{sent: e.Sent}
+		r.byReason(&TransportError{}, cmp.Or(by, OutcomeBudget))
+		return r
 	case *TransportError:
 		r := ruling{kind: string(e.Reason), sent: e.Sent, tries: e.Tries, cause: e.Reason}
 		if e.Status >= 300 {

@@ -693,6 +693,29 @@ func TestNestedGuards(t *testing.T) {
 	}
 }
 
+// The ceiling of a policy is the end of the run to another one within it, and a
+// ceiling all the same.
+func TestNestedCeiling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := NewGuard(Config{Name: "in"}, nil)
+		outer := NewGuard(Config{Name: "out", CallTimeout: time.Second, BreakerFailures: 1}, nil)
+		hang := func(ctx context.Context) error {
+			return inner.Do(ctx, anyCall, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		}
+		err := outer.Do(t.Context(), anyCall, hang)
+		if h := outer.Health(); !errors.Is(err, ReasonTimeout) || h.Outcome != OutcomeTimeout || h.State != BreakerOpen || inner.Health().Outcome != OutcomeBudget {
+			t.Errorf("the outer ceiling: %v, %v", err, h)
+		}
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		var be *BudgetError
+		if err := outer.Do(ctx, anyCall, hang); !errors.As(err, &be) || outer.Health().Outcome != OutcomeBudget {
+			t.Errorf("the run: %v, %v", err, outer.Health())
+		}
+	})
+}
+
 func TestUnboundedProbeHasALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, _ := opened(t, Config{CallTimeout: 10 * time.Second, BreakerReset: 30 * time.Second})
