@@ -130,8 +130,8 @@ const (
 )
 
 // Config declares one server: how it is reached and what is demanded of it.
-// It is a plain value: copy it, compare it, print it ([Config.String] shows no
-// secret). A zero field means the default that its comment states.
+// It is a plain value: copy it, print it ([Config.String] shows no secret). A zero
+// field means the default that its comment states.
 type Config struct {
 	// Name is the operator's word for the server: letters, digits, '_' and
 	// '-'. Every error and span carries it.
@@ -196,7 +196,8 @@ type Config struct {
 	// TrustAnnotations lets a tool that is annotated read-only or idempotent
 	// be repeated without a key.
 	TrustAnnotations bool
-	// Pins maps tool names to the fingerprint their schemas must have.
+	// Pins maps tool names to the fingerprint that their schemas must have. The
+	// error about one that does not fit says which it would have to be.
 	Pins map[string]string
 	// Watch keeps a stream open on which the server announces changes.
 	Watch bool
@@ -401,8 +402,8 @@ type Options struct {
 }
 
 // A HandlerFunc answers a request of a server. Params and result are the
-// JSON of the request's params and result. An error is answered as a refusal,
-// without its text.
+// JSON of the request's params and result. An [*RPCError] is sent as it is, any
+// other error as a refusal without its text.
 type HandlerFunc func(ctx context.Context, server string, params json.RawMessage) (any, error)
 
 // A Reason says why a transport failed. It is an error, so that

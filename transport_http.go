@@ -241,7 +241,7 @@ func (t *HTTPTransport) Notify(ctx context.Context, req *Request) error {
 }
 
 // Close ends calls and streams, ends the session on the server, and waits for
-// what it ended, all within closeWait.
+// what it ended, all within two seconds. Its error is nil.
 func (t *HTTPTransport) Close() error {
 	t.closing.Do(func() {
 		until := time.Now().Add(closeWait)
