@@ -401,8 +401,9 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 		err = t.check(ctx, r)
 	}
 	if err != nil {
-		if ae, ok := origins(err).(*ArgumentError); ok {
-			ae.Tool = t.Name // the server's name for it is a word of the server
+		if ae, ok := origins(err).(*ArgumentError); ok { // the server's name for the tool is a word of the server
+			ae = copied(ae)
+			ae.Tool, err = t.Name, ae
 		}
 		return nil, err
 	}
@@ -1109,9 +1110,8 @@ var absences = map[string]string{
 	"CONFIGURATION":      "it cannot be used as configured",
 }
 
-// forModel returns r as a model may read it: at most limit bytes of it, and each
-// text in an envelope. An envelope after the first counts, too, or a thousand
-// texts of one letter would be anything but short.
+// forModel returns r as a model may read it: at most limit bytes of it, and each text in
+// an envelope. Those after the first count, or many short texts would be a long one.
 func forModel(r *Result, source string, limit int) *Result {
 	out := *r
 	out.Content = nil

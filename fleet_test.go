@@ -406,6 +406,21 @@ func TestUnfitArguments(t *testing.T) {
 			}
 		}
 	}
+	shared := &ArgumentError{Tool: "a canary"}
+	s := answering{serving("a canary"), nil, fmt.Errorf("wrapped: %w", shared)}
+	c := NewClient(s, Config{Name: "s"}, nil)
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if _, err := c.Call(t.Context(), &Call{Tool: "a_canary"}); err == nil || strings.Contains(err.Error(), "a canary") {
+				t.Errorf("Call: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if shared.Tool != "a canary" {
+		t.Errorf("the session's own error was written to: %v", shared)
+	}
 	for _, r := range rt.Calls() {
 		if r.Method == "tools/call" {
 			t.Errorf("%s was sent", r.Raw)
@@ -413,13 +428,14 @@ func TestUnfitArguments(t *testing.T) {
 	}
 }
 
-// sameAnswer is a session that has one answer for all, or none.
-type sameAnswer struct {
+// answering is a session that has one answer for all, or none.
+type answering struct {
 	Session
 	result *Result
+	err    error
 }
 
-func (s sameAnswer) CallTool(context.Context, *Call) (*Result, error) { return s.result, nil }
+func (s answering) CallTool(context.Context, *Call) (*Result, error) { return s.result, s.err }
 
 // TestSharedResult: what a session hands to many is changed for nobody.
 func TestSharedResult(t *testing.T) {
@@ -428,7 +444,7 @@ func TestSharedResult(t *testing.T) {
 	server := serving()
 	server.Tools = []Tool{tool("x", `{"type":"object","required":["n"]}`, "")}
 	server.Handler = func(context.Context, *Call) (*Result, error) { return canned, nil }
-	for name, s := range map[string]Session{"FaultyServer": server, "another": sameAnswer{server, canned}} {
+	for name, s := range map[string]Session{"FaultyServer": server, "another": answering{server, canned, nil}} {
 		cfg := Config{Name: "s", Arguments: "advise"}
 		c := client2(s, cfg)
 		if _, err := c.Adopt(t.Context()); err != nil {
@@ -456,7 +472,7 @@ func TestSharedResult(t *testing.T) {
 // word, with the policy around it and without.
 func TestNoResult(t *testing.T) {
 	t.Parallel()
-	s := sameAnswer{serving("x"), nil}
+	s := answering{serving("x"), nil, nil}
 	cfg := Config{Name: "s"}
 	for _, c := range []*Client{client2(s, cfg), NewClient(s, cfg, nil)} {
 		f, err := Assemble(t.Context(), c)
