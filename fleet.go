@@ -724,7 +724,7 @@ func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, val
 func readList[T any](ctx context.Context, c *Client, what string) (all []T, err error) {
 	method := what + "/list"
 	var params any
-	for p := (pager{limit: 2 * min(c.cfg.MaxMessageBytes, math.MaxInt/2)}); ; {
+	for p := (pager{limit: c.cfg.MaxMessageBytes}); ; {
 		var page struct {
 			NextCursor *string `json:"nextCursor"`
 		}

@@ -237,7 +237,9 @@ func TestNoSecretIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, v := range map[string]any{"Client": c, "Guard": NewGuard(cfg, nil), "ResilientSession": c.s, "Fleet": newFleet(c), "*Config": &cfg} {
+	session := innermost(c.s).(*TransportSession)
+	for name, v := range map[string]any{"Client": c, "Guard": NewGuard(cfg, nil), "ResilientSession": c.s, "Fleet": newFleet(c), "*Config": &cfg,
+		"TransportSession": session, "HTTPTransport": session.t, "StdioTransport": newStdioTransport(cfg, &Options{})} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 			if s := fmt.Sprintf(verb, v); strings.Contains(s, "hunter2") {
 				t.Errorf("%s of a %s shows %s", verb, name, s)

@@ -284,7 +284,7 @@ func (c Config) problems() (found []*ConfigError) {
 	for _, k := range slices.Sorted(maps.Keys(c.Headers)) {
 		switch {
 		case !headerToken(k):
-			bad("headers", quoted(k), "this is no header name")
+			bad("headers", quoted(nameOf(k)), "this is no header name")
 		case reservedHeader(k):
 			bad("headers", quoted(k), "the protocol sets this header itself")
 		case strings.ContainsFunc(c.Headers[k], func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
@@ -293,7 +293,7 @@ func (c Config) problems() (found []*ConfigError) {
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(c.Env[k], "\x00") {
-			bad("env", quoted(k), "no variable can be set like this")
+			bad("env", quoted(nameOf(k)), "no variable can be set like this")
 		}
 	}
 	if c.Protocol != "" && c.Protocol != "auto" && !slices.Contains(revisions, c.Protocol) {
@@ -337,13 +337,26 @@ func (c Config) String() string {
 		vars map[string]string
 	}{{"env", c.Env}, {"headers", c.Headers}} {
 		if len(m.vars) > 0 {
-			b = append(b, " "+m.key+"="+strings.Join(slices.Sorted(maps.Keys(m.vars)), ",")...)
+			b = append(b, " "+m.key+"="...)
+			for _, k := range slices.Sorted(maps.Keys(m.vars)) {
+				b = append(b, nameOf(k)+","...)
+			}
+			b = b[:len(b)-1]
 		}
 	}
 	if c.Optional {
 		b = append(b, " optional"...)
 	}
 	return string(append(b, '}'))
+}
+
+// nameOf returns the name that a key of Headers or Env begins with: the rest of one
+// that is no name may well be the value.
+func nameOf(key string) string {
+	if i := strings.IndexAny(key, ":= \t\r\n\x00"); i >= 0 {
+		return key[:i] + "…"
+	}
+	return key
 }
 
 // GoString keeps secrets out of %#v too.
@@ -445,6 +458,12 @@ type Origin struct {
 
 // origin lets the policy find the Origin inside any error of this package.
 func (o *Origin) origin() *Origin { return o }
+
+// An originator is an error of this package.
+type originator interface {
+	error
+	origin() *Origin
+}
 
 // prefix is the head of every error text.
 func (o *Origin) prefix() string {
@@ -922,7 +941,7 @@ type listener interface {
 // gone: that is policy, and [ResilientSession]'s.
 type TransportSession struct {
 	t      Transport
-	cfg    Config
+	cfg    *Config // not changed; a pointer, behind which fmt does not look for secrets
 	o      *Options
 	direct bool // the transport obeys Request.Deadline
 	ours   bool // the transport is one of ours, with nobody's around it, and takes a receiver
@@ -987,7 +1006,8 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 	if o == nil {
 		o = &Options{}
 	}
-	s := &TransportSession{t: t, cfg: cfg.withDefaults(), o: o, kept: buffers{spares: newSpares()}, progress: map[string]func(Progress){}}
+	cfg = cfg.withDefaults()
+	s := &TransportSession{t: t, cfg: &cfg, o: o, kept: buffers{spares: newSpares()}, progress: map[string]func(Progress){}}
 	_, s.direct = t.(honoursDeadline)
 	switch t.(type) {
 	case *StdioTransport, *HTTPTransport:
@@ -1028,7 +1048,7 @@ func (s *TransportSession) ListTools(ctx context.Context) ([]Tool, error) {
 		bad   int
 		ttl   int64 = -1
 		begun       = time.Now()
-		list        = pager{limit: 2 * s.cfg.MaxMessageBytes}
+		list        = pager{limit: s.cfg.MaxMessageBytes}
 	)
 	for more := true; more; more = page.cursor != nil {
 		page, err = s.toolPage(ctx, page.cursor, &list, s.cfg.DiscoveryTimeout-time.Since(begun))
@@ -1085,7 +1105,7 @@ func (s *TransportSession) toolPage(ctx context.Context, cursor *string, list *p
 
 // A pager keeps a list from going on for ever.
 type pager struct {
-	limit int // bytes of all pages together
+	limit int // half the bytes of all pages together
 	seen  []string
 	total int
 }
@@ -1094,7 +1114,7 @@ type pager struct {
 func (p *pager) next(cursor *string, size int) (Reason, string) {
 	p.total += size
 	switch {
-	case p.total > p.limit:
+	case p.total/2 > p.limit:
 		return ReasonLimit, "the list is longer than twice max_message_bytes"
 	case cursor == nil:
 		return "", ""
@@ -1345,14 +1365,13 @@ func (s *TransportSession) send(ctx context.Context, d *dialog) error {
 
 // named says whose error it is, where a transport does not know.
 func (s *TransportSession) named(err error, op string) error {
-	if err == nil {
-		return nil
+	o, ok := err.(originator)
+	if !ok || o.origin().Server != "" {
+		return err
 	}
-	var o interface{ origin() *Origin }
-	if errors.As(err, &o) && o.origin().Server == "" {
-		o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
-	}
-	return err
+	o = ownCopy(o).(originator) // it may have been given to others too
+	o.origin().Server, o.origin().Op = s.cfg.Name, cmp.Or(o.origin().Op, op)
+	return o
 }
 
 // ceilingError turns the end of a context that a ceiling of ours has ended into
@@ -1596,16 +1615,24 @@ func (s *TransportSession) lead(ctx context.Context, a *attempt) (l *link, err e
 func ownCopy(err error) error {
 	switch e := err.(type) {
 	case *TransportError:
-		c := *e
-		return &c
+		return copied(e)
 	case *RPCError:
-		c := *e
-		return &c
+		return copied(e)
 	case *ProtocolError:
-		c := *e
-		return &c
+		return copied(e)
+	case *UnavailableError:
+		return copied(e)
+	case *BudgetError:
+		return copied(e)
+	case *ArgumentError:
+		return copied(e)
 	}
 	return err
+}
+
+func copied[T any](v *T) *T {
+	c := *v
+	return &c
 }
 
 // agree opens the transport and finds a revision that both sides speak. Again

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -147,6 +149,38 @@ func TestConfigShowsNoSecret(t *testing.T) {
 	if want := `mcp.Config{"b" endpoint="https://h/mcp" headers=Authorization}`; h.String() != want {
 		t.Errorf("String() = %s, want %s", h, want)
 	}
+
+	// A slip of the hand puts the value into the key.
+	c.Env = map[string]string{"KEY=hunter2": "", "OTHER": "x"}
+	h.Headers = map[string]string{"Authorization: hunter2": "", "B hunter2": "", "C": ""}
+	for _, c := range []Config{c, h} {
+		err := c.Validate()
+		if text := fmt.Sprint(c, err); err == nil || strings.Contains(text, "hunter2") || !strings.Contains(text, "…") {
+			t.Errorf("shown as %s", text)
+		}
+	}
+	if want := `mcp.Config{"a" command="srv" +1 env=KEY…,OTHER}`; c.String() != want {
+		t.Errorf("String() = %s, want %s", c, want)
+	}
+}
+
+// TestSharedErrorOfTransport has a transport hand one error to many sessions.
+func TestSharedErrorOfTransport(t *testing.T) {
+	t.Parallel()
+	one := &TransportError{Reason: ReasonUnavailable}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		cfg := Config{Protocol: version2511, MaxMessageBytes: math.MaxInt}
+		s := NewSession(NewRecordingTransport(map[string]any{"initialize": one}), cfg, nil)
+		s.cfg.Name = strconv.Itoa(i)
+		wg.Go(func() {
+			_, err := s.Initialize(t.Context())
+			if o, ok := err.(originator); !ok || o.origin().Server != strconv.Itoa(i) || one.Server != "" {
+				t.Errorf("%d: error = %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // session returns a session over a scripted transport.

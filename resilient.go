@@ -585,15 +585,8 @@ func (g *Guard) stamp(o *operation, err error, gaveUp string) error {
 		return err
 	}
 	own := ownCopy(ours).(originator)
-	switch e := own.(type) {
-	case *TransportError:
+	if e, ok := own.(*TransportError); ok {
 		e.Sent = e.Sent || o.sent // an earlier attempt may have run, whatever became of the last
-	case *UnavailableError:
-		own = copied(e)
-	case *ArgumentError:
-		own = copied(e)
-	case *BudgetError:
-		own = copied(e)
 	}
 	if by := own.origin(); by.Call == "" { // else a policy further in has signed it
 		*by = Origin{cmp.Or(by.Server, g.cfg.Name), cmp.Or(by.Op, o.Name), g.id(o), o.attempts, gaveUp}
@@ -616,22 +609,11 @@ func (e *stamped) Unwrap() error { return e.error }
 // As finds the copy first.
 func (e *stamped) As(target any) bool { return errors.As(e.own, target) }
 
-func copied[T any](v *T) *T {
-	c := *v
-	return &c
-}
-
 // drawLocked returns a number in [0, n), whatever the source does. It requires
 // that g.mu is held.
 func (g *Guard) drawLocked(n int64) int64 { return min(max(0, g.opt.Rand(n)), n-1) }
 
 func (g *Guard) now() time.Duration { return time.Since(g.base) }
-
-// An originator is an error of this package.
-type originator interface {
-	error
-	origin() *Origin
-}
 
 // origins returns the outermost error of this package in err, or nil.
 func origins(err error) originator {

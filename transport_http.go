@@ -58,15 +58,15 @@ const (
 // It has no goroutine while nothing is going on, unless a stream is held open
 // for the server.
 type HTTPTransport struct {
-	cfg       Config
+	cfg       *Config // not changed; a pointer, behind which fmt does not look for secrets
 	o         *Options
 	roundTrip func(*http.Request) (*http.Response, error)
 	own       *http.Transport // behind roundTrip, unless the caller brought a client
 	traced    bool            // the RoundTripper is net/http's: it reports every connection
 	url       *url.URL
-	postHead  http.Header // of every POST; shared, so never changed
-	getHead   http.Header // of every GET
-	limit     int         // bytes of one message
+	postHead  *http.Header // of every POST; shared, so never changed
+	getHead   *http.Header // of every GET
+	limit     int          // bytes of one message
 	slots     chan struct{}
 	farewells chan struct{} // slots of the cancellations under way
 	kept      buffers       // for replies, and for long requests
@@ -104,13 +104,13 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 		return nil, &ConfigError{Server: cfg.Name, Key: "endpoint", Detail: "not an http or https URL with a host"}
 	}
 	t := &HTTPTransport{
-		cfg: cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
+		cfg: &cfg, o: o, url: u, limit: cfg.MaxMessageBytes,
 		kept:      buffers{spares: newSpares()},
 		farewells: make(chan struct{}, maxHandlers),
 		inbox:     newInbox(Inbound{}, cfg.MaxMessageBytes),
 		idle:      make(chan struct{}),
 		calls:     make(map[*httpCall]struct{}),
-		getHead:   make(http.Header),
+		getHead:   &http.Header{},
 	}
 	if t.rand = o.Rand; t.rand == nil {
 		t.rand = rand.Int64N
@@ -130,10 +130,11 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	for k, v := range cfg.Headers {
 		t.getHead.Set(k, v)
 	}
-	t.postHead = t.getHead.Clone()
+	post := t.getHead.Clone()
+	t.postHead = &post
 	t.getHead.Set("Accept", "text/event-stream")
-	t.postHead.Set("Accept", "application/json, text/event-stream")
-	t.postHead.Set("Content-Type", "application/json")
+	post.Set("Accept", "application/json, text/event-stream")
+	post.Set("Content-Type", "application/json")
 
 	if o.HTTPClient == nil {
 		t.own, t.traced = ownHTTPTransport(cfg.MaxInFlight), true
@@ -263,7 +264,7 @@ func (t *HTTPTransport) Close() error {
 		t.inbox.close()
 		if bye != nil {
 			if bye.session != "" {
-				if resp, err := bye.do(http.MethodDelete, t.url, bye.header(t.getHead), nil); err == nil {
+				if resp, err := bye.do(http.MethodDelete, t.url, bye.header(*t.getHead), nil); err == nil {
 					bye.discard(resp)
 				}
 			}
@@ -890,7 +891,7 @@ func (c *httpCall) post(body []byte) (*http.Response, error) {
 	if c.old != nil {
 		u = c.old.post
 	}
-	resp, err := c.do(http.MethodPost, u, c.header(c.t.postHead), body)
+	resp, err := c.do(http.MethodPost, u, c.header(*c.t.postHead), body)
 	if err == nil && resp.StatusCode/100 != 2 {
 		return nil, c.refused(resp)
 	}
@@ -1219,7 +1220,7 @@ func passing(err error) bool {
 // openStream asks for a stream of events: the server's own, or the rest of one
 // that broke after the event lastID.
 func (c *httpCall) openStream(lastID string) (*http.Response, error) {
-	h := c.header(c.t.getHead)
+	h := c.header(*c.t.getHead)
 	if lastID != "" {
 		h["Last-Event-Id"] = []string{lastID}
 	}

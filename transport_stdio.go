@@ -56,7 +56,7 @@ const (
 // When the child is gone, Open starts another. The methods are safe for
 // concurrent use.
 type StdioTransport struct {
-	cfg     Config
+	cfg     *Config // not changed; a pointer, behind which fmt does not look for secrets
 	stderr  io.Writer
 	log     *slog.Logger
 	large   *spares        // buffers for long lines
@@ -73,7 +73,7 @@ type StdioTransport struct {
 
 func newStdioTransport(cfg Config, o *Options) *StdioTransport {
 	t := &StdioTransport{
-		cfg:     cfg,
+		cfg:     &cfg,
 		stderr:  o.Stderr,
 		log:     o.Logger,
 		large:   newSpares(),
