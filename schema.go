@@ -451,10 +451,9 @@ func (c *compiler) scan(at place) {
 	m, _ := at.raw.(map[string]any)
 	outer := at // entering a resource again from its own place changes nothing
 	add := func(uri string) {
-		if had, twice := c.index[uri]; twice && had.ptr != at.ptr {
+		had, twice := c.index[uri]
+		if c.index[uri] = outer; twice && had.ptr != at.ptr {
 			c.index[uri] = place{} // of two places of one name, neither is surely meant
-		} else {
-			c.index[uri] = outer
 		}
 	}
 	if at.base = c.enter(m, at); at.base != outer.base {
@@ -825,9 +824,7 @@ func (c *compiler) collect(at place, path []string, reached bool) {
 	}
 	for _, kw := range keysOf(m) {
 		word, known := c.keywords[kw]
-		if !known && kw != "default" && kw != "examples" {
-			word.holds = true // it has no business under a keyword that we do not know
-		}
+		word.holds = word.holds || !known && kw != "default" && kw != "examples" // no place for it under what we do not know
 		word.each(at.to(m[kw], kw), func(at place, name string) {
 			c.collect(at, append(path, name), reached && kw == "properties")
 		})
@@ -1034,7 +1031,11 @@ func inside[T int | string](c *checker, n *node, x any, at T) bool {
 		return c.check(n, x)
 	}
 	path := c.ex.path
-	c.ex.path = joinPath(path, fmt.Sprint(at))
+	name, isName := any(at).(string)
+	if !isName {
+		name = fmt.Sprint(at)
+	}
+	c.ex.path = joinPath(path, name)
 	ok := c.check(n, x)
 	if c.left >= 0 { // where a walk ended is worth knowing
 		c.ex.path = path

@@ -186,8 +186,7 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 
 // meant reports whether properties or patternProperties have a word on a name.
 func (c *checker) meant(n *node, name string) bool {
-	matches := func(p patternProperty) bool { return c.match(p.pattern, name) }
-	return n.declared(name) != nil || slices.ContainsFunc(n.patterns, matches)
+	return n.declared(name) != nil || slices.ContainsFunc(n.patterns, func(p patternProperty) bool { return c.match(p.pattern, name) })
 }
 
 // explain says where and why a value does not fit. With quote it is for the model that made the value;

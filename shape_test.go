@@ -154,7 +154,7 @@ func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
 		"mcp.go": 2120, "jsonrpc.go": 1125, "transport_stdio.go": 1295, "transport_http.go": 1700, "resilient.go": 1200,
-		"breaker.go": 160, "schema.go": 1175, "schema_text.go": 1240, "fleet.go": 1790, "fake.go": 980,
+		"breaker.go": 160, "schema.go": 1176, "schema_text.go": 1239, "fleet.go": 1790, "fake.go": 980,
 	}
 	for name := range sources(t) {
 		b, err := os.ReadFile(name)
