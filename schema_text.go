@@ -362,7 +362,7 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got string) {
 	switch kw {
 	case "required":
-		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny {
+		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny && sub.admits != 0 {
 			return "required " + sub.admits.String() + ", missing", ""
 		}
 		return "required, missing", ""
@@ -374,15 +374,14 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 	case "additionalProperties", "unevaluatedProperties":
 		return c.unknown(n, names[0]), ""
 	case "propertyNames":
-		if !c.ex.quote {
+		ex := c.ex
+		c.ex = &explainer{quote: true, most: 1}
+		c.check(n.names, names[0])
+		issues := c.ex.issues
+		if c.ex = ex; !ex.quote || len(issues) == 0 {
 			return "an allowed name", ""
 		}
-		kw = "type" // the usual suspects, in one phrase
-		if n.names.pattern != nil {
-			kw = "pattern"
-		}
-		want, _ = c.phrase(n.names, kw, names[0], nil)
-		return "as its name " + want, quoteText(names[0])
+		return "as its name " + issues[0].Want, quoteText(names[0])
 	case "minLength", "maxLength":
 		return spanText(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
 	case "minItems", "maxItems":
@@ -1072,7 +1071,7 @@ func (k kinds) String() (s string) {
 			s += " or " + kindNames[i]
 		}
 	}
-	return strings.TrimPrefix(s, " or ")
+	return strings.TrimPrefix(cmp.Or(s, "nothing at all"), " or ")
 }
 
 // keysOf returns the names of an object's members, in order.
