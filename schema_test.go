@@ -587,7 +587,10 @@ func TestSchemaFeedback(t *testing.T) {
 		{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, `/b: needed because "a" is given`},
 		{`{"propertyNames":{"pattern":"^x"}}`, `{"a":1}`, `/a: want as its name text matching "^x", got "a"`},
 		{`{"propertyNames":{"maxLength":3}}`, `{"abcd":1}`, `/abcd: want as its name at most 3 characters, got "abcd"`},
-		{`{"propertyNames":{"anyOf":[{"const":"x"},{"const":"y"}]}}`, `{"a":1}`, `/a: want as its name "x", got "a"`},
+		{`{"propertyNames":{"anyOf":[{"const":"x"},{"const":"y"}]}}`, `{"a":1}`, `/a: want as its name one of "x", "y", got "a"`},
+		{`{"properties":{"units":{"anyOf":[{"type":"string","const":"metric"},{"type":"string","const":"imperial"}]}}}`, `{"units":"celsius"}`, `/units: want one of "metric", "imperial", got "celsius"`},
+		{`{"properties":{"v":{"oneOf":[{"enum":["a","b"]},{"const":"c"},{"type":"null"}]}}}`, `{"v":"d"}`, `/v: want one of "a", "b", "c", got "d"`},
+		{`{"properties":{"v":{"anyOf":[{"const":"a"},{"type":"string","pattern":"^b"}]}}}`, `{"v":"d"}`, `/v: want "a", got "d"`},
 		{`{"properties":{"v":{"enum":[]}},"required":["v"]}`, `{}`, `/v: required, missing`},
 		{`{"properties":{"v":{"anyOf":[{"enum":[]},false]}}}`, `{"v":1}`, `/v: want nothing at all, got 1 (number)`},
 		{`{"properties":{"\u202e{x} y":{"type":"string"}},"required":["\u202e{x} y"]}`, `{}`, `"/\u202e{x} y": required string, missing`},
@@ -650,6 +653,8 @@ func TestSchemaExplainResult(t *testing.T) {
 		{`{"dependentRequired":{"CANARY":["b"]}}`, `{"CANARY":1}`},
 		{`{"oneOf":[{"properties":{"op":{"const":"CANARY"},"n":{"type":"integer"}}},{"properties":{"op":{"const":"b"}}}]}`, `{"op":"CANARY","n":""}`},
 		{`{"oneOf":[{"properties":{"op":{"const":"CANARY"}}},{"properties":{"op":{"const":"b"}}}]}`, `{"op":"CANARY2"}`},
+		{`{"properties":{"a":{"anyOf":[{"const":"CANARY"},{"const":"b"}]}}}`, `{"a":"CANARY2"}`},
+		{`{"propertyNames":{"anyOf":[{"const":"CANARY"},{"minLength":99}]}}`, `{"CANARY2":1}`},
 	} {
 		issues, _ := mustCompile(t, tt.schema, schemaOptions{}).explain(mustDecode(t, tt.value), false)
 		if len(issues) == 0 {

@@ -274,8 +274,7 @@ func (c *checker) unknown(n *node, name string) string {
 		p := &n.props[i]
 		if p.node == nil {
 			continue
-		}
-		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
+		} else if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
 			return "unknown argument (did you mean " + quoteText(p.name) + "?)"
 		}
 		known = append(known, p.name)
@@ -297,6 +296,14 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 	near := slices.DeleteFunc(slices.Clone(group), func(s *node) bool { return s.admits&kind == 0 })
 	if len(near) == 0 {
 		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
+	}
+	if !slices.ContainsFunc(near, func(s *node) bool { return s.con == nil && s.enum == nil }) { // the nearest alone would mislead
+		all := new(choice)
+		for _, s := range near {
+			all.values = append(all.values, cmp.Or(s.con, s.enum).values...)
+		}
+		c.left -= len(all.values) >> 4
+		return c.note(n, kw, "", ex.wants(&node{enum: all}), ex.value(x, false))
 	}
 	as := ex.as
 	if hit, tag, values := c.nearTag(near, x); hit != nil {
@@ -351,6 +358,7 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 			case may.texts[got]:
 				return s, got, nil
 			case tag == "" || tag == p.name:
+				c.left -= len(may.values) >> 4
 				tag, values = p.name, append(values, may.values...)
 			}
 		}
@@ -360,6 +368,7 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 
 // phrase words what a keyword wants and what it got.
 func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got string) {
+	two, _ := x.([2]int)
 	switch kw {
 	case "required":
 		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny && sub.admits != 0 {
@@ -389,10 +398,8 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 	case "minProperties", "maxProperties":
 		return spanText(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
 	case "uniqueItems":
-		two := x.([2]int)
 		return fmt.Sprintf("items %d and %d are equal", two[0], two[1]), ""
 	case "oneOf": // people count shapes from one
-		two := x.([2]int)
 		return fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", two[0]+1, two[1]+1), ""
 	case "contains":
 		return spanText(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
@@ -412,16 +419,14 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 
 // wants describes what a node takes: its choices, or its types with their bounds.
 func (e *explainer) wants(n *node) string {
-	switch {
-	case n.con == nil && n.enum == nil:
+	switch may := cmp.Or(n.con, n.enum); {
+	case may == nil:
 	case !e.quote:
 		return "one of the allowed values"
-	case n.con != nil:
-		return quoteValue(n.con.values[0])
-	case len(n.enum.values) == 1:
-		return quoteValue(n.enum.values[0])
+	case len(may.values) == 1:
+		return quoteValue(may.values[0])
 	default:
-		return "one of " + listText(n.enum.values, maxChoices, quoteValue)
+		return "one of " + listText(may.values, maxChoices, quoteValue)
 	}
 	s, and := n.types.String(), " "
 	if n.types == kindAny {
@@ -1085,9 +1090,6 @@ func keysOf(m map[string]any) []string {
 const tokenChars = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 func escapeToken(s string) string {
-	if strings.IndexByte(s, '~') < 0 && strings.IndexByte(s, '/') < 0 {
-		return s
-	}
 	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
 }
 
@@ -1208,9 +1210,7 @@ func fingerprint(input, output []byte) string {
 // schemaDiff names the first change from one schema to another: empty if there is none.
 func schemaDiff(old, new []byte) string {
 	diff := func(what string, a, b map[string]any) string {
-		names := append(keysOf(a), keysOf(b)...)
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(slices.Values(append(keysOf(a), keysOf(b)...))) {
 			x, before := a[name]
 			y, after := b[name]
 			switch {
