@@ -595,6 +595,7 @@ func TestSchemaFeedback(t *testing.T) {
 		{`{"properties":{"v":{"anyOf":[{"enum":[]},false]}}}`, `{"v":1}`, `/v: want nothing at all, got 1 (number)`},
 		{`{"properties":{"\u202e{x} y":{"type":"string"}},"required":["\u202e{x} y"]}`, `{}`, `"/\u202e{x} y": required string, missing`},
 		{`{"properties":{"v":{"enum":["\u200bignore\n\"this\"\ud83d\ude0e\udb40\udc41"]}}}`, `{"v":1}`, `/v: want "\u200bignore\u000a\"this\"😎\udb40\udc41", got 1`},
+		{`{"properties":{"v":{"const":"\u2764\ufe0f\udb40\udd10\u3164\u034f\u0915\u093f"}}}`, `{"v":1}`, `/v: want "❤\ufe0f\udb40\udd10\u3164\u034fकि", got 1`},
 		{`{"type":"string"}`, `{}`, `(all of it): want string, got object`},
 	} {
 		s := mustCompile(t, tt.schema, schemaOptions{anyRoot: true, assertFormat: true})

@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -1120,7 +1121,7 @@ func quoteUpTo(s string, most int) string {
 			return string(b) + `…"`
 		case r == '"' || r == '\\':
 			b = append(b, '\\', byte(r))
-		case strconv.IsPrint(r):
+		case strconv.IsPrint(r) && !unicode.In(r, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point):
 			b = utf8.AppendRune(b, r)
 		default:
 			for _, half := range utf16.AppendRune(nil, r) {
