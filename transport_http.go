@@ -169,7 +169,7 @@ func ownHTTPTransport(life context.Context, slots int) *http.Transport {
 	}
 	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+serverRequests
 	tr.IdleConnTimeout = idleWait
-	tr.HTTP2 = &http.HTTP2Config{SendPingTimeout: silentWait, PingTimeout: silentWait}
+	tr.HTTP2 = cmp.Or(tr.HTTP2, &http.HTTP2Config{SendPingTimeout: silentWait, PingTimeout: silentWait})
 	if tr.MaxResponseHeaderBytes == 0 {
 		tr.MaxResponseHeaderBytes = headerBytes // net/http's own 10 MiB, in short headers, take 50 in memory
 	}
