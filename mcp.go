@@ -788,7 +788,7 @@ type Call struct {
 	IdempotencyKey string
 	// Meta holds further members of the request's `_meta`.
 	Meta map[string]any
-	// OnProgress, if set, sees the server's progress, in order.
+	// OnProgress, if set, sees the server's progress, in order, while the call runs.
 	OnProgress func(Progress)
 
 	repeatable bool              // a trusted annotation allows repeating
