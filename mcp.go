@@ -812,7 +812,7 @@ type Call struct {
 	IdempotencyKey string
 	// Meta holds further members of the request's `_meta`.
 	Meta map[string]any
-	// OnProgress, if set, sees the server's progress, in order.
+	// OnProgress, if set, sees the server's progress, in order, while the call runs.
 	OnProgress func(Progress)
 
 	repeatable bool              // a trusted annotation allows repeating
@@ -2188,6 +2188,9 @@ const (
 	maxAsked    = 64 // and those that wait for that included
 )
 
+// errInternal answers a request whose answer cannot be sent.
+var errInternal = &RPCError{Code: -32603, Message: "internal error"}
+
 func newInbox(in Inbound, limit int) *inbox {
 	b := &inbox{answer: in.Request, limit: limit, idle: make(chan struct{})}
 	if b.answer == nil {
@@ -2212,7 +2215,7 @@ func (b *inbox) take(e envelope, send func(ctx context.Context, answer []byte)) 
 	b.size += e.size()
 	if b.handlers < maxHandlers {
 		b.handlers++
-		go b.handle() // ends when nothing waits; who closes the inbox waits for idle
+		go b.handle(nil) // ends when nothing waits; who closes the inbox waits for idle
 	}
 	return true
 }
@@ -2244,24 +2247,38 @@ func (b *inbox) close() {
 	b.closed = true
 }
 
-// handle answers requests until none waits.
-func (b *inbox) handle() {
-	for a := b.next(nil); a != nil; a = b.next(a) {
-		result, err := b.answer(a.ctx, a.method, a.params)
-		if err == errNoAnswer || a.ctx.Err() != nil {
-			continue
+// handle answers requests until none waits. Lost is one whose answering left its
+// goroutine, as t.FailNow does, and took the handler before this with it.
+func (b *inbox) handle(lost *asked) {
+	a := lost
+	defer func() {
+		if a != nil {
+			go b.handle(a) // ends like the others
 		}
-		internal := &RPCError{Code: -32603, Message: "internal error"}
-		var rpc *RPCError
-		if err != nil && !errors.As(err, &rpc) {
-			rpc = internal
-		}
-		answer := appendResponse(nil, a.id, result, rpc)
-		if len(answer) > b.limit {
-			answer = appendResponse(nil, a.id, nil, internal)
-		}
-		a.send(a.ctx, answer)
+	}()
+	if lost != nil {
+		b.reply(lost, nil, errInternal)
 	}
+	for a = b.next(lost); a != nil; a = b.next(a) {
+		result, err := b.answer(a.ctx, a.method, a.params)
+		b.reply(a, result, err)
+	}
+}
+
+// reply sends the answer to a request, unless it is withdrawn.
+func (b *inbox) reply(a *asked, result json.RawMessage, err error) {
+	if err == errNoAnswer || a.ctx.Err() != nil {
+		return
+	}
+	var rpc *RPCError
+	if err != nil && !errors.As(err, &rpc) {
+		rpc = errInternal
+	}
+	answer := appendResponse(nil, a.id, result, rpc)
+	if len(answer) > b.limit {
+		answer = appendResponse(nil, a.id, nil, errInternal)
+	}
+	a.send(a.ctx, answer)
 }
 
 // next takes out the request that is done with, if any, and returns the next;

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -963,4 +964,74 @@ func TestRequest(t *testing.T) {
 	if err := s.Request(t.Context(), "x/y", 7, nil); !errors.As(err, &ae) {
 		t.Errorf("params that are no object: %v", err)
 	}
+}
+
+// TestInbox has requests answered by handlers of every kind, more at a time than
+// are kept, and closes the inbox while some are being answered.
+func TestInbox(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		answers := map[string]int{} // by what they are
+		b := newInbox(Inbound{Request: func(ctx context.Context, method string, _ json.RawMessage) (json.RawMessage, error) {
+			switch method {
+			case "leave":
+				runtime.Goexit()
+			case "large":
+				return json.RawMessage(`"` + strings.Repeat("x", 2000) + `"`), nil
+			case "refuse":
+				return nil, &RPCError{Code: -1, Message: "no"}
+			case "fail":
+				return nil, errors.New("a secret")
+			case "silent":
+				return nil, errNoAnswer
+			case "hang":
+				<-ctx.Done()
+			}
+			return json.RawMessage(`"fine"`), nil
+		}}, 2000)
+		send := func(_ context.Context, answer []byte) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, what := range []string{"fine", "-32603", "no", "secret"} {
+				if bytes.Contains(answer, []byte(what)) {
+					answers[what]++
+				}
+			}
+		}
+		ask := func(n int, method string) (taken int) {
+			for i := range n {
+				if b.take(envelope{id: json.RawMessage(strconv.Itoa(i)), method: method}, send) {
+					taken++
+				}
+			}
+			return taken
+		}
+		for _, method := range []string{"leave", "large", "refuse", "fail", "silent", "well"} {
+			if n := ask(20, method); n != 20 {
+				t.Errorf("%d of 20 requests %q were taken", n, method)
+			}
+			synctest.Wait()
+		}
+		want := map[string]int{"fine": 20, "-32603": 60, "no": 20}
+		if !reflect.DeepEqual(answers, want) || b.size != 0 || b.handlers != 0 || len(b.asked) != 0 {
+			t.Errorf("answers %v, want %v; left: %d bytes, %d handlers, %d requests", answers, want, b.size, b.handlers, len(b.asked))
+		}
+		if n := ask(100, "hang"); n != maxAsked {
+			t.Errorf("%d requests were taken, want %d", n, maxAsked)
+		}
+		synctest.Wait()
+		b.withdraw(json.RawMessage("0"))
+		b.withdraw(json.RawMessage("63"))
+		synctest.Wait()
+		if len(b.asked) != maxAsked-2 || b.handlers != maxHandlers {
+			t.Errorf("%d requests and %d handlers, want %d and %d", len(b.asked), b.handlers, maxAsked-2, maxHandlers)
+		}
+		b.close()
+		b.close()
+		<-b.idle
+		if n := ask(1, "well"); n != 0 || b.size != 0 || b.handlers != 0 || !reflect.DeepEqual(answers, want) {
+			t.Errorf("after Close %d taken, %d bytes, %d handlers, answers %v", n, b.size, b.handlers, answers)
+		}
+	})
 }

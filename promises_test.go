@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -458,6 +460,93 @@ func TestBlastRadius(t *testing.T) {
 					check(t, cfg, faults, func() string { return fmt.Sprint(p.initialized.Load()) })
 				})
 			}
+		})
+	}
+}
+
+// TestSessionsLost has a server forget its sessions, refuse new ones and hang up, now
+// and then, while many call: no call runs twice, none is said not to have run that
+// has, and each gets its own answer.
+func TestSessionsLost(t *testing.T) {
+	t.Parallel()
+	const callers, calls = 16, 12
+	for _, slots := range []int{1, 3, callers} {
+		t.Run(strconv.Itoa(slots), func(t *testing.T) {
+			t.Parallel()
+			var (
+				mu      sync.Mutex // guards the fields below
+				random  = rand.New(rand.NewPCG(1, uint64(slots)))
+				session int // the number of the one that is known
+				ran     = map[string]int{}
+			)
+			serve := func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				sometimes := func() bool { return random.IntN(10) == 0 }
+				b, err := io.ReadAll(r.Body)
+				e, _ := scanEnvelope(b)
+				known := r.Header.Get("Mcp-Session-Id") == strconv.Itoa(session)
+				switch {
+				case err != nil || r.Method != http.MethodPost:
+					w.WriteHeader(http.StatusMethodNotAllowed)
+				case e.method == "server/discover":
+					w.WriteHeader(http.StatusNotFound)
+				case e.method == "initialize" && sometimes():
+					w.WriteHeader(http.StatusServiceUnavailable)
+				case e.method == "initialize":
+					session++
+					w.Header().Set("Mcp-Session-Id", strconv.Itoa(session))
+					writeJSON(w, 200, puppetAnswer(e))
+				case !known, sometimes():
+					session++
+					w.WriteHeader(http.StatusNotFound)
+				case e.id == nil:
+					w.WriteHeader(http.StatusAccepted)
+				case e.method != "tools/call":
+					writeJSON(w, 200, puppetAnswer(e))
+				default:
+					do := puppetDo(e)
+					ran[do]++
+					if sometimes() {
+						hangUp(w, "")
+						return
+					}
+					writeJSON(w, 200, `{"jsonrpc":"2.0","id":`+string(e.id)+`,"result":{"content":[{"type":"text","text":"`+do+`"}]}}`)
+				}
+			}
+			srv := httptest.NewServer(http.HandlerFunc(serve))
+			t.Cleanup(srv.Close)
+			c := openPuppetClient(t, Config{Endpoint: srv.URL, MaxInFlight: slots, BreakerFailures: -1}, nil)
+			for i := 0; ; i++ {
+				if _, err := c.Adopt(t.Context()); err == nil {
+					break
+				} else if i == 100 {
+					t.Fatal(err)
+				}
+			}
+			var wg sync.WaitGroup
+			for caller := range callers {
+				wg.Go(func() {
+					for call := range calls {
+						do := fmt.Sprint(caller, "-", call)
+						r, err := c.Call(t.Context(), doCall(do))
+						mu.Lock()
+						n := ran[do]
+						mu.Unlock()
+						var te *TransportError
+						switch {
+						case n > 1:
+							t.Errorf("%s ran %d times: %v", do, n, err)
+						case err == nil && r.Text() != do:
+							t.Errorf("%s got the answer %q", do, r.Text())
+						case errors.As(err, &te) && !te.Sent && n > 0:
+							t.Errorf("%s ran: %v", do, err)
+						}
+						checkOurs(t, err)
+					}
+				})
+			}
+			wg.Wait()
 		})
 	}
 }

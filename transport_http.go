@@ -44,6 +44,7 @@ const (
 	replyWait      = 10 * time.Second      // for the POST of an answer to the server
 	closeWait      = 2 * time.Second       // for everything that Close does
 	idleWait       = 4 * time.Second       // Node closes idle connections after five: a request that meets that is lost
+	silentWait     = 12 * time.Second      // on HTTP/2, until a ping, and then for its answer: all calls share the connection
 	listenWait     = time.Second           // for the server to open its own stream
 	reconnectDelay = time.Second           // unless the server's `retry` says otherwise
 	reconnectFloor = 50 * time.Millisecond // a server that wants us back at once, again and again, would keep us busy
@@ -62,6 +63,7 @@ type HTTPTransport struct {
 	o         *Options
 	roundTrip func(*http.Request) (*http.Response, error)
 	own       *http.Transport // behind roundTrip, unless the caller brought a client
+	cut       func()          // closes the connections of own
 	traced    bool            // the RoundTripper is net/http's: it reports every connection
 	url       *url.URL
 	postHead  *http.Header // of every POST; shared, so never changed
@@ -137,7 +139,8 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 	post.Set("Content-Type", "application/json")
 
 	if o.HTTPClient == nil {
-		t.own, t.traced = ownHTTPTransport(cfg.MaxInFlight), true
+		life, cut := context.WithCancel(context.Background())
+		t.own, t.cut, t.traced = ownHTTPTransport(life, cfg.MaxInFlight), cut, true
 		t.roundTrip = t.own.RoundTrip // all that a Client would add is redirects
 		return t, nil
 	}
@@ -151,8 +154,8 @@ func newHTTPTransport(cfg Config, o *Options) (*HTTPTransport, error) {
 }
 
 // ownHTTPTransport is net/http's default with a connection for every slot. Its
-// connections know whether anything was written to them.
-func ownHTTPTransport(slots int) *http.Transport {
+// connections know whether anything was written to them, and end with life.
+func ownHTTPTransport(life context.Context, slots int) *http.Transport {
 	tr := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
 	if std, ok := http.DefaultTransport.(*http.Transport); ok {
 		tr = std.Clone()
@@ -162,6 +165,7 @@ func ownHTTPTransport(slots int) *http.Transport {
 	}
 	tr.MaxIdleConns, tr.MaxIdleConnsPerHost = 0, slots+maxHandlers
 	tr.IdleConnTimeout = idleWait
+	tr.HTTP2 = cmp.Or(tr.HTTP2, &http.HTTP2Config{SendPingTimeout: silentWait, PingTimeout: silentWait})
 	if tr.MaxResponseHeaderBytes == 0 {
 		tr.MaxResponseHeaderBytes = headerBytes // net/http's own 10 MiB, in short headers, take 50 in memory
 	}
@@ -174,7 +178,7 @@ func ownHTTPTransport(slots int) *http.Transport {
 		if err != nil {
 			return nil, err
 		}
-		return &countedConn{Conn: conn}, nil
+		return &countedConn{Conn: conn, spare: context.AfterFunc(life, func() { conn.Close() })}, nil
 	}
 	return tr
 }
@@ -280,6 +284,7 @@ func (t *HTTPTransport) Close() error {
 		}
 		if t.own != nil {
 			t.own.CloseIdleConnections()
+			t.cut() // what does not know yet that it is idle
 		}
 	})
 	return nil
@@ -317,11 +322,9 @@ func (t *HTTPTransport) listen(ctx context.Context, version string) {
 		t.mu.Unlock()
 		c.end()
 	}()
-	wait := time.NewTimer(listenWait)
-	defer wait.Stop()
 	select {
 	case <-open:
-	case <-wait.C:
+	case <-time.After(listenWait):
 	case <-ctx.Done():
 	}
 }
@@ -535,11 +538,10 @@ func (c *httpCall) gotConn(info httptrace.GotConnInfo) {
 		conn = tc.NetConn()
 	}
 	cc, _ := conn.(*countedConn)
-	if !info.Reused {
-		cc = nil // and forget the one before, which net/http has found dead
-	}
-	if cc != nil {
+	if cc != nil && info.Reused {
 		c.mark.Store(cc.written.Load())
+	} else {
+		cc = nil // and forget the one before, which net/http has found dead
 	}
 	c.conn.Store(cc)
 	c.got.Store(true)
@@ -593,10 +595,8 @@ func (c *httpCall) sleep(d time.Duration) bool {
 		return false
 	}
 	c.last.Store(0)
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-c.ctx.Done():
 		return false
@@ -761,7 +761,7 @@ func (c *httpCall) failure(err error) (e *TransportError, again bool) {
 		return c.ended(c.sent()), false
 	}
 	detail, cause, final := explainHTTP(err)
-	e = c.fault(ReasonDisconnected, c.sent(), detail)
+	e = c.fault(ReasonDisconnected, c.sent() && detail != notTaken, detail)
 	e.Err = cause
 	var ne net.Error
 	switch {
@@ -778,8 +778,9 @@ func (c *httpCall) failure(err error) (e *TransportError, again bool) {
 }
 
 const (
-	notHTTP = "not HTTP"
-	bigHead = "headers over the bound"
+	notHTTP  = "not HTTP"
+	bigHead  = "headers over the bound"
+	notTaken = "not taken by an HTTP/2 connection that ends"
 )
 
 // explainHTTP says in our words what went wrong below HTTP. It keeps the cause
@@ -820,6 +821,9 @@ func explainHTTP(err error) (detail string, cause error, final bool) {
 		return notHTTP, nil, false
 	case strings.Contains(err.Error(), "response headers exceeded"):
 		return bigHead, nil, false
+	case strings.Contains(err.Error(), "net/http: cannot rewind body after connection loss"),
+		strings.Contains(err.Error(), "http2: Transport: cannot retry err [") && !strings.Contains(err.Error(), "PROTOCOL_ERROR"):
+		return notTaken, nil, false // not begun; or GOAWAY or REFUSED_STREAM, which say: not run (RFC 9113, 8.7)
 	case strings.Contains(err.Error(), "net/http: invalid header"):
 		return "a header is not valid", nil, true
 	}
@@ -1443,11 +1447,10 @@ type eventReader struct {
 
 var errTooBig = errors.New("event over the bound")
 
-// message is the type of an event that does not say another.
-const message = "message"
-
-// eventSlack is what a line has beside its data.
-const eventSlack = 64
+const (
+	message    = "message" // the type of an event that does not say another
+	eventSlack = 64        // what a line has beside its data
+)
 
 // next returns the type and the data of the next event that has data. Both the
 // data and whatever a caller cut out of it are good until the next call.
@@ -1580,7 +1583,11 @@ func lineEnd(b []byte) int {
 type countedConn struct {
 	net.Conn
 	written atomic.Int64
+	spare   func() bool // keeps the end of the transport from closing it
 }
+
+// Close closes the connection.
+func (c *countedConn) Close() error { c.spare(); return c.Conn.Close() }
 
 // Write writes to the connection, and counts.
 func (c *countedConn) Write(b []byte) (int, error) {

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -953,6 +954,190 @@ func inBubble(t *testing.T, h http.HandlerFunc, change func(*Config, *Options), 
 		_ = srv.Close()
 		synctest.Wait()
 	})
+}
+
+// An h2Net is a network on which HTTP/2 is spoken, without TLS.
+type h2Net struct {
+	*pipeNet
+	first func(c net.Conn) // serves the first connection; nil leaves it to the server
+	open  atomic.Int32     // connections of the client
+	stuck atomic.Bool      // the connections that there are take no more of the client,
+	deaf  atomic.Bool      // or take it nowhere
+}
+
+func (n *h2Net) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if first := n.first; first != nil {
+		n.first = nil
+		a, b := net.Pipe()
+		go first(a) // ends with the connection
+		n.open.Add(1)
+		return &h2Conn{Conn: b, net: n, closed: make(chan struct{})}, nil
+	}
+	c, err := n.pipeNet.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	n.open.Add(1)
+	return &h2Conn{Conn: c, net: n, later: n.deaf.Load(), closed: make(chan struct{})}, nil
+}
+
+// An h2Conn is the client's end.
+type h2Conn struct {
+	net.Conn
+	net    *h2Net
+	later  bool // it works
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *h2Conn) Write(b []byte) (int, error) {
+	if c.net.stuck.Load() {
+		<-c.closed
+	}
+	if c.net.deaf.Load() && !c.later {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *h2Conn) Close() error {
+	c.once.Do(func() { c.net.open.Add(-1); close(c.closed) })
+	return c.Conn.Close()
+}
+
+// overHTTP2 runs f in a bubble with a transport of our own to h. It takes the place
+// of net/http's default, of which ours is a copy, so that the test is not parallel.
+func overHTTP2(t *testing.T, h http.HandlerFunc, first func(net.Conn), f func(t *testing.T, tr *HTTPTransport, n *h2Net)) {
+	t.Helper()
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	defer func(rt http.RoundTripper) { http.DefaultTransport = rt }(http.DefaultTransport)
+	synctest.Test(t, func(t *testing.T) {
+		n := &h2Net{pipeNet: &pipeNet{conns: make(chan net.Conn), done: make(chan struct{})}, first: first}
+		http.DefaultTransport = &http.Transport{DialContext: n.dial, Protocols: protocols}
+		srv := &http.Server{Handler: h, Protocols: protocols}
+		go srv.Serve(n) // ended and awaited below
+		tr := newHTTPTo(t, "http://pipe/mcp")
+		f(t, tr, n)
+		_ = tr.Close()
+		_ = srv.Close()
+		synctest.Wait()
+	})
+}
+
+// After Close no connection is left, not even one on which the end of its calls
+// cannot be said.
+func TestHTTP2Close(t *testing.T) {
+	overHTTP2(t, hold, nil, func(t *testing.T, tr *HTTPTransport, n *h2Net) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := tr.Call(t.Context(), toolCall(version2026))
+			wantFault(t, err, ReasonDisconnected, true, 0)
+		})
+		synctest.Wait()
+		n.stuck.Store(true)
+		if n.open.Load() == 0 {
+			t.Error("no connection")
+		}
+		_ = tr.Close()
+		wg.Wait()
+		synctest.Wait()
+		if left := n.open.Load(); left != 0 {
+			t.Errorf("%d connections left", left)
+		}
+	})
+}
+
+// A connection of HTTP/2 whose other end is gone without a word is found out, also
+// while a stream is held open on it, which keeps it from being idle.
+func TestHTTP2Silence(t *testing.T) {
+	overHTTP2(t, func(w http.ResponseWriter, r *http.Request) {
+		m := readHTTPMessage(r)
+		if m.Method == "stream" {
+			<-r.Context().Done()
+			return
+		}
+		writeJSON(w, 200, httpResult(m, "ok"))
+	}, nil, func(t *testing.T, tr *HTTPTransport, n *h2Net) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := tr.Call(t.Context(), &Request{Method: "stream", Version: version2026, Stream: true})
+			wantFault(t, err, ReasonDisconnected, true, 0)
+		})
+		time.Sleep(time.Hour) // silence is no fault
+		n.deaf.Store(true)
+		for i, want := range []Reason{ReasonDisconnected, ""} {
+			req := toolCall(version2026)
+			req.Deadline = time.Now().Add(30 * time.Second)
+			if _, err := tr.Call(t.Context(), req); (err != nil || want != "") && !errors.Is(err, want) {
+				t.Errorf("call %d: %v want %q", i, err, want)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// What a server of HTTP/2 says it has not begun is begun elsewhere, and nothing else.
+func TestHTTP2NotTaken(t *testing.T) {
+	frame := func(kind, stream byte, payload ...byte) []byte {
+		return append([]byte{0, 0, byte(len(payload)), kind, 0, 0, 0, 0, stream}, payload...)
+	}
+	for _, tt := range []struct {
+		name  string
+		say   []byte
+		taken bool
+	}{
+		{"GOAWAY before it", frame(7, 0, 0, 0, 0, 0, 0, 0, 0, 0), false},
+		{"refused", append(frame(3, 1, 0, 0, 0, 7), frame(7, 0, 0, 0, 0, 1, 0, 0, 0, 0)...), false},
+		{"GOAWAY after it", frame(7, 0, 0, 0, 0, 1, 0, 0, 0, 0), true},
+		{"broken off", frame(3, 1, 0, 0, 0, 1), true},
+		{"hung up", nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			served := 0
+			overHTTP2(t, func(w http.ResponseWriter, r *http.Request) {
+				served++
+				writeJSON(w, 200, httpResult(readHTTPMessage(r), "ok"))
+			}, func(c net.Conn) {
+				defer c.Close()
+				r := bufio.NewReader(c)
+				_, _ = r.Discard(24) // the preface
+				settled := make(chan struct{})
+				go func() {
+					defer close(settled)
+					_, _ = c.Write(frame(4, 0)) // SETTINGS
+				}()
+				for asked := false; !asked; {
+					var head [9]byte
+					if _, err := io.ReadFull(r, head[:]); err != nil {
+						return
+					}
+					_, _ = r.Discard(int(head[0])<<16 | int(head[1])<<8 | int(head[2]))
+					asked = head[3] == 0 // DATA
+				}
+				left := make(chan struct{})
+				go func() { // ends with the connection
+					defer close(left)
+					_, _ = io.Copy(io.Discard, r)
+				}()
+				<-settled
+				_, _ = c.Write(tt.say)
+				if !tt.taken {
+					<-left
+				}
+			}, func(t *testing.T, tr *HTTPTransport, n *h2Net) {
+				_, err := tr.Call(t.Context(), toolCall(version2511))
+				if tt.taken {
+					wantFault(t, err, ReasonDisconnected, true, 0)
+				} else if err != nil {
+					t.Error(err)
+				}
+				if want := map[bool]int{false: 1}[tt.taken]; served != want {
+					t.Errorf("served %d times more, want %d", served, want)
+				}
+			})
+		})
+	}
 }
 
 // hold keeps a request open until its client leaves.
@@ -2186,7 +2371,7 @@ func TestHTTPAllocs(t *testing.T) {
 			env, _ := scanEnvelope(bytes.TrimPrefix(reply, []byte("data: ")))
 			_, _ = intID(env.id)
 		})
-		client := &http.Client{Transport: ownHTTPTransport(4)}
+		client := &http.Client{Transport: ownHTTPTransport(context.Background(), 4)}
 		floor := testing.AllocsPerRun(500, func() {
 			req, _ := http.NewRequest(http.MethodPost, srv.URL, bytes.NewReader(body))
 			req.Header.Set("Content-Type", "application/json")
@@ -2241,7 +2426,7 @@ func BenchmarkHTTPCall(b *testing.B) {
 				}
 			})
 			b.Run(fmt.Sprintf("floor/%s/%d", media, size), func(b *testing.B) {
-				client := &http.Client{Transport: ownHTTPTransport(4)}
+				client := &http.Client{Transport: ownHTTPTransport(context.Background(), 4)}
 				defer client.CloseIdleConnections()
 				body := appendRequest(nil, 7, "tools/call", params)
 				b.ReportAllocs()
