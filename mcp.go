@@ -1393,18 +1393,29 @@ func (s *TransportSession) lost(l *link, err error) bool {
 		s.link.CompareAndSwap(l, nil)
 		return !te.Sent
 	}
+	// The server may have changed under us (MCP 2026-07-28, versioning).
 	var re *RPCError
-	if errors.As(err, &re) && re.Code == -32022 && l.version == version2026 {
-		// The server has changed under us (MCP 2026-07-28, versioning).
-		if v := mutual(re.Data, "supported"); v != "" && v != version2026 {
-			s.mu.Lock()
-			s.version, s.agreed = v, nil
-			s.mu.Unlock()
-			s.link.CompareAndSwap(l, nil)
-			return true
+	version := ""
+	switch {
+	case l.version != version2026:
+		return false
+	case errors.As(err, &re) && re.Code == -32022:
+		if version = mutual(re.Data, "supported"); version == version2026 {
+			return false
 		}
+	case re != nil && (re.Status == 400 || re.Status == 404) && re.Code <= -32000 && re.Code >= -32019,
+		te != nil && te.Reason == ReasonProtocol && (te.Status == 400 || te.Status == 404):
+		// As one of an older revision refuses what belongs to no session.
+	default:
+		return false
 	}
-	return false
+	s.mu.Lock()
+	if s.agreed == l {
+		s.version, s.agreed = version, nil
+	}
+	s.mu.Unlock()
+	s.link.CompareAndSwap(l, nil)
+	return version != ""
 }
 
 // appendParams appends the params of one round of d.

@@ -397,6 +397,42 @@ func TestEraOfReplacement(t *testing.T) {
 	}
 }
 
+// TestEraOfRollback has a modern server replaced by an older one behind the same
+// address: it refuses what belongs to no session, and is then asked what it speaks.
+func TestEraOfRollback(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		err    error
+		probes int
+	}{
+		{"server not initialized", &RPCError{Code: -32000, Status: 400}, 2},
+		{"session not found", &RPCError{Code: -32001, Status: 404}, 2},
+		{"no JSON-RPC", &TransportError{Reason: ReasonProtocol, Sent: true, Status: 400}, 2},
+		{"a modern refusal", &RPCError{Code: -32602, Status: 400}, 1},
+		{"an error of the tool's own", &RPCError{Code: -32001, Status: 200}, 1},
+		{"no permission", &TransportError{Reason: ReasonProtocol, Sent: true, Status: 403}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ok := map[string]any{"content": []any{}, "resultType": "complete"}
+			s, rt := session(map[string]any{
+				"server/discover": Answers{json.RawMessage(modernDiscover), &RPCError{Code: -32601}},
+				"initialize":      map[string]any{"protocolVersion": version2506, "capabilities": map[string]any{}},
+				"tools/call":      Answers{ok, tt.err, ok},
+			}, Config{}, nil)
+			defer s.Close()
+			for i := range 3 {
+				if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); (err != nil) != (i == 1) {
+					t.Errorf("call %d: %v", i, err)
+				}
+			}
+			if n := strings.Count(methods(rt), "server/discover"); n != tt.probes {
+				t.Errorf("%d probes want %d: %s", n, tt.probes, methods(rt))
+			}
+		})
+	}
+}
+
 func TestConnectCeiling(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

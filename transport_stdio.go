@@ -483,7 +483,7 @@ func (t *StdioTransport) spawn() error {
 	c.stdin, errs[0] = cmd.StdinPipe()
 	c.stdout, errs[1] = cmd.StdoutPipe()
 	c.stderr, errs[2] = cmd.StderrPipe()
-	if err := errors.Join(errs[:]...); err != nil {
+	if err := cmp.Or(errs[:]...); err != nil {
 		cmd.Err = err // Start returns it, and closes what was opened
 	}
 	c.tree.prepare(cmd)
