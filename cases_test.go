@@ -398,7 +398,7 @@ func (s *caseStep) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("unknown op %q", s.Op)
 	}
 	delete(given, "op")
-	for _, need := range strings.Fields(options.needs) {
+	for need := range strings.FieldsSeq(options.needs) {
 		if _, ok := given[need]; !ok {
 			return fmt.Errorf("%s without %s", s.Op, need)
 		}

@@ -88,7 +88,7 @@ func childProcesses() (left []string) {
 	tasks, _ := os.ReadDir("/proc/self/task")
 	for _, task := range tasks {
 		b, _ := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
-		for _, pid := range strings.Fields(string(b)) {
+		for pid := range strings.FieldsSeq(string(b)) {
 			stat, _ := os.ReadFile("/proc/" + pid + "/stat")
 			left = append(left, "child "+pid+": "+string(stat))
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -43,9 +44,7 @@ func (s *fuzzedServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		w.WriteHeader(http.StatusAccepted)
 		return w.Result(), nil
 	}
-	for k, v := range s.header {
-		w.Header()[k] = v
-	}
+	maps.Copy(w.Header(), s.header)
 	if e.method == "tools/call" {
 		w.WriteHeader(s.status)
 	}

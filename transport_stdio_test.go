@@ -75,7 +75,7 @@ func serveChild(args []string) int {
 		case "endless": // Text, N bytes, the rest of List
 			say(strings.ReplaceAll(o.Text+strings.Repeat("x", o.N)+strings.Join(o.List, ""), "{{id}}", string(m.ID)))
 		case "drip": // an answer in small pieces
-			for b := range slices.Chunk([]byte(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"text":"ok"}}`+"\n", m.ID)), 7) {
+			for b := range slices.Chunk(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":{"text":"ok"}}`+"\n", m.ID), 7) {
 				say(string(b))
 				time.Sleep(time.Millisecond)
 			}
