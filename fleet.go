@@ -29,9 +29,8 @@ import (
 	"unicode/utf8"
 )
 
-// A Client is one server as an agent holds it: the tools that were adopted, by
-// model-facing names, with arguments and results held to their schemas. It is
-// safe for concurrent use.
+// A Client is one server as an agent holds it: the tools that were adopted, by model-facing names,
+// with arguments and results held to their schemas. It is safe for concurrent use.
 type Client struct {
 	s     Session
 	cfg   *Config // not changed; a pointer, behind which fmt does not look for secrets
@@ -58,7 +57,7 @@ type Adoption struct {
 // A Rejection is a tool that was left out, or held in part only.
 type Rejection struct {
 	Tool   string // the server's name for it
-	Reason string // in our words
+	Reason string // in our words, which may quote names of the server's
 }
 
 // Drift is a change in a server's tools since they were adopted.
@@ -66,15 +65,20 @@ type Drift struct {
 	Server string
 	Tool   string // the server's name for it
 	Change string // "added", "removed" or "changed"
-	Detail string // what changed, in our words
+	Detail string // what changed, in our words, which may quote names of the server's
 }
 
-// New composes a Client from one Config: transport, session, policy, tools.
-// Nothing is started before the first operation. A nil o means defaults. The
-// error joins a *[ConfigError] for every problem of cfg.
+// New composes a Client from one Config: transport, session, policy, tools. Nothing is started before
+// the first operation. A nil o means defaults. The error joins a *[ConfigError] for every problem of cfg.
 func New(cfg Config, o *Options) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	if o != nil && o.Rand != nil { // transport and policy draw from it, each under a lock of its own
+		var mu sync.Mutex
+		draw := o.Rand
+		o = copied(o)
+		o.Rand = func(n int64) int64 { mu.Lock(); defer mu.Unlock(); return draw(n) }
 	}
 	t, err := NewTransport(cfg, o)
 	if err != nil {
@@ -101,12 +105,11 @@ type reconnecter interface {
 	serverInfo() *ServerInfo
 }
 
-// Adopt connects, reads the tool list and adopts what [Config] allows. A tool
-// that cannot be held safely is rejected, by name, and costs no other. It may
-// be called again, beside running calls: the new list then replaces the old. A
-// name in Allow that the server lacks, a pin that does not fit, or a name that
-// another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
-// nothing changes.
+// Adopt connects, reads the tool list and adopts what [Config] allows. A tool that cannot be
+// held safely is rejected, by name, and costs no other. It may be called again, beside running
+// calls: the new list then replaces the old. A name in Allow that the server lacks, a pin that
+// does not fit, or a name that another tool has, in the [Fleet] or of [Options.LocalNames], is
+// a *[ConfigError]; whatever the error, nothing changes.
 func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
 	a, err := c.look(ctx)
 	if err == nil {
@@ -142,9 +145,8 @@ func (c *Client) Drift() []Drift {
 	return slices.Clone(c.drift)
 }
 
-// Stale reports whether the tool list may have changed since it was adopted:
-// the server has announced it, has vouched for it only for a time that has
-// passed, or has come back different.
+// Stale reports whether the tool list may have changed since it was adopted: the server has announced
+// it, has vouched for it only for a time that has passed, or has come back different.
 func (c *Client) Stale() bool {
 	s, ok := innermost(c.s).(interface{ stale() bool })
 	return ok && s.stale() || len(c.Drift()) > 0
@@ -474,7 +476,8 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	case verdictValid:
 		return args, nil, nil
 	case verdictBudget:
-		return nil, nil, &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
+		why := &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
+		return nil, nil, fmt.Errorf("mcp: server %q: tools/call: arguments for tool %s: %w", t.Server, quoted(t.Name), why)
 	}
 	issues, more := t.input.explain(args, true)
 	if t.client.cfg.Arguments == "advise" {
@@ -648,7 +651,8 @@ type PromptMessage struct {
 	Content Content
 }
 
-// Request sends any request under the policy; see [TransportSession.Request].
+// Request sends any request under the policy; see [TransportSession.Request]. If the
+// Client's Session carries tools only, the error wraps [errors.ErrUnsupported].
 func (c *Client) Request(ctx context.Context, method string, params, out any) error {
 	if r, ok := c.s.(requester); ok {
 		return r.Request(ctx, method, params, out)
@@ -656,8 +660,8 @@ func (c *Client) Request(ctx context.Context, method string, params, out any) er
 	return toolsOnly(c.cfg.Name, method)
 }
 
-// Resources lists the server's resources, all pages of them. Its errors, like
-// those of the next ones, are the errors of a call.
+// Resources lists the server's resources, all pages of them. Its errors, like those of
+// ReadResource, Prompts, Prompt and Complete, are those of Request.
 func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
 	return readList[Resource](ctx, c, "resources")
 }
@@ -767,8 +771,7 @@ func (c *Client) unreadable(method string, reason Reason, detail string, raw []b
 	return &TransportError{Origin: Origin{Server: c.cfg.Name, Op: method}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
 }
 
-// A Fleet is many servers under one list of tools. It is safe for concurrent
-// use.
+// A Fleet is many servers under one list of tools. It is safe for concurrent use.
 type Fleet struct {
 	clients []*Client
 	sweep   chan struct{} // holds an element while servers are adopted anew
@@ -814,9 +817,10 @@ func newFleet(clients ...*Client) *Fleet {
 // errFailFast ends the adoption of the others when a required server failed.
 var errFailFast = fmt.Errorf("a required server failed: %w", context.Canceled)
 
-// Assemble adopts all servers at once; tools, what is degraded and errors are in the
-// order of the arguments, whatever the order of arrival. A required server that cannot be
-// adopted, or two tools that would answer to one name, is an error: the others are then
+// Assemble adopts all servers at once; tools, what is degraded and errors are in the order of the
+// arguments, whatever the order of arrival. The clients are the Fleet's from then on, which closes
+// them. A required server that cannot be adopted is an *[UnavailableError] or a *[ConfigError], two
+// tools that would answer to one name are a *[ConfigError]: the error joins them, the others are
 // cancelled and everything is closed. An optional server that cannot be is [Fleet.Degraded].
 func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	f := newFleet(clients...)
@@ -873,7 +877,8 @@ func (f *Fleet) Client(server string) *Client {
 	return nil
 }
 
-// Call calls a tool by its model-facing name; see [Client.Call].
+// Call calls a tool by its model-facing name; see [Client.Call]. That no tool has
+// the name is an *[ArgumentError].
 func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
 	if c := f.route(call.Tool); c != nil {
 		return c.Call(ctx, call)
@@ -881,10 +886,10 @@ func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
 	return nil, unknownTool("", call.Tool, f.Tools())
 }
 
-// Answer calls a tool for a model. It always returns a result: an error is one
-// as [ErrorResult] makes it. Text of the server is put into an envelope that
-// marks it as data and that it cannot close, and is cut, which is said, where it
-// runs past [Config.MaxResultBytes].
+// Answer calls a tool for a model. It always returns a result: an error is one as [ErrorResult]
+// makes it. Text of the server is put into an envelope that marks it as data and that it cannot
+// close. Where the content runs past [Config.MaxResultBytes] it is cut, which is said. Structured
+// is unmarked, and nil if it is longer than that.
 func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	c := f.route(call.Tool)
 	if c == nil {
@@ -897,8 +902,8 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	return forModel(r, foldName(c.cfg.Name, '_')+"/"+call.Tool, max(0, c.cfg.MaxResultBytes))
 }
 
-// Degraded lists the optional servers that were missing when the fleet was
-// assembled, in the order of declaration, until [Fleet.Readopt] finds them back.
+// Degraded lists the optional servers that were missing when the fleet was assembled, in the
+// order of declaration, until [Fleet.Readopt] brings them back.
 func (f *Fleet) Degraded() []Degraded {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -911,8 +916,8 @@ func (f *Fleet) Degraded() []Degraded {
 	return out
 }
 
-// Notice says, once and as data, what is missing from this run, for the model's
-// context. It is empty when nothing is.
+// Notice says, as data for the model's context, what is missing from this run; put it there
+// once. It is empty when nothing is missing.
 func (f *Fleet) Notice() string {
 	var lines []string
 	for _, d := range f.Degraded() {
@@ -933,17 +938,16 @@ func (f *Fleet) Health() []Health {
 	return out
 }
 
-// String renders Health and Degraded as JSON, which makes a Fleet an
-// [expvar.Var].
+// String renders Health and Degraded as JSON, which makes a Fleet an [expvar.Var].
 func (f *Fleet) String() string {
 	b, _ := json.Marshal(map[string]any{"servers": f.Health(), "degraded": f.Degraded()}) // nothing in it can fail
 	return string(b)
 }
 
-// Readopt tries the degraded servers again and returns the names of those that
-// are back, in the order of declaration. It may run beside calls; the caller
-// decides when it is worth it. A server that is still missing is no error, but
-// [Fleet.Degraded], with the latest reason; an error is the end of ctx.
+// Readopt tries the degraded servers again and returns the names of those that are back, in
+// the order of declaration. It may run beside calls; the caller decides when it is worth it. A
+// server that is still missing is no error, but [Fleet.Degraded], with the latest reason; an
+// error is the end of ctx.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	err = f.readopt(ctx, f.missing, func(s surveyed) {
 		if f.note(s.client, s.err); s.err == nil {
@@ -953,9 +957,8 @@ func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	return back, err
 }
 
-// Refresh adopts the tools of stale servers anew (see [Client.Stale]), and
-// returns what changed. A server that cannot be read keeps the tools it had; the
-// error joins why. It may run beside calls.
+// Refresh adopts the tools of stale servers anew (see [Client.Stale]), and returns what changed.
+// A server that cannot be read keeps the tools it had; the error joins why. It may run beside calls.
 func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	var errs []error
 	err = f.readopt(ctx, (*Client).Stale, func(s surveyed) {
@@ -966,8 +969,7 @@ func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	return changes, errors.Join(append(errs, err)...)
 }
 
-// Close closes all servers at once and returns when the last has ended. The error
-// joins theirs.
+// Close closes all servers at once and returns when the last has ended. The error joins theirs.
 func (f *Fleet) Close() error {
 	errs := make([]error, len(f.clients))
 	var wg sync.WaitGroup
@@ -1104,7 +1106,7 @@ var absences = map[string]string{
 	"AUTH_REQUIRED":      "it refused our credentials",
 	"PROTOCOL":           "it did not speak the protocol",
 	"INVALID_RESULT":     "it did not speak the protocol",
-	"LIMIT":              "it did not speak the protocol",
+	"LIMIT":              "it sent more than is allowed",
 	"REFUSED":            "it refused to serve",
 	"BUDGET_EXCEEDED":    "the run was out of time",
 	"CONFIGURATION":      "it cannot be used as configured",
@@ -1170,11 +1172,11 @@ func envelop(source, text string) string {
 	return b.String()
 }
 
-// ErrorResult states any error as a result that a model can act on: IsError,
-// and one JSON object {error, message, details}. The codes are a closed list;
-// the package comment has them. The details are those of server, call,
-// may_have_run, retry_after_seconds and fields that are known. Nothing of the
-// server's, and nothing internal, is in it.
+// ErrorResult states any error as a result that a model can act on: IsError, and one JSON object
+// {error, message, details}. The codes are a closed list; the package comment has them. The details
+// are those of server, call, may_have_run, retry_after_seconds and fields that are known. Nothing
+// internal is in it, and of the server's only what says how to correct a call: the name of a tool,
+// and names and values from an input schema.
 func ErrorResult(err error) *Result {
 	code := errorCode(err)
 	message, details := errorAdvice[code], map[string]any{}
@@ -1230,7 +1232,7 @@ var errorAdvice = map[string]string{
 	"DISCONNECTED":       "The connection was lost during the call. If details say that the call may have run, check its effect before calling again.",
 	"PROTOCOL":           "The server gave no usable answer. The same call will likely fail again; use another way.",
 	"INVALID_RESULT":     "The server's result broke its own schema and was withheld. Use another way.",
-	"LIMIT":              "A message was larger than is allowed. Ask for less at a time.",
+	"LIMIT":              "A message was too large, or there were too many calls at once. Ask for less at a time.",
 	"REFUSED":            "The server refused the request. Do not repeat it unchanged.",
 	"AUTH_REQUIRED":      "The server wants other credentials. Ask the user to authenticate again.",
 	"CANCELLED":          "The call was cancelled. Do not repeat it unless asked to.",
@@ -1299,12 +1301,11 @@ func LoadConfigs(path string) ([]Config, error) {
 	return ParseConfigs(data, os.LookupEnv)
 }
 
-// ParseConfigs reads a list of configuration objects, or the `mcpServers`
-// object of other hosts. Texts may name variables, ${VAR} or ${VAR:-default},
-// which lookup resolves; a variable MCP_<NAME>_<KEY> overrides a key of the
-// file, and a transport chosen there discards what the file says about the
-// other one. A nil lookup means that there are no variables. The error joins a
-// *[ConfigError] for every problem; the configs are those that have none.
+// ParseConfigs reads a list of configuration objects, or the `mcpServers` object of other hosts.
+// Its texts may name variables, ${VAR} or ${VAR:-default}, which lookup resolves; a variable
+// MCP_<NAME>_<KEY> overrides a key of the file, and a transport chosen there discards what the
+// file says about the other one. A nil lookup means that there are no variables. The error joins
+// a *[ConfigError] for every problem; the configs are those that have none.
 func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, error) {
 	if lookup == nil {
 		lookup = func(string) (string, bool) { return "", false }
@@ -1593,13 +1594,15 @@ func (e *entry) fromHost() bool {
 	if raw, ok := m["disabled"]; ok && json.Unmarshal(raw, &disabled) != nil {
 		e.problem("file", "disabled", raw, "want true or false")
 	}
-	if command, args := m["command"], m["args"]; command != nil || args != nil {
-		argv := texts(command) // without a command a null, since args alone are no argv
+	if command, args := m["command"], m["args"]; command != nil {
+		argv := texts(command)
 		if args != nil {
 			argv = append(argv, texts(args)...)
 		}
 		m["command"], _ = json.Marshal(argv) // what was JSON in parts is JSON together
 		delete(m, "args")
+	} else if args != nil {
+		e.problem("file", "args", nil, "there is no command that they are for")
 	}
 	kind := ""
 	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(strings.ToLower(kind), "http") || strings.EqualFold(kind, "sse")) {
