@@ -73,10 +73,11 @@
 // # Concurrency
 //
 // Everything is safe for concurrent use unless its comment says otherwise. A stdio
-// server costs two goroutines while its child lives, and a third after a slow call;
-// an HTTP server none while it is idle, unless [Config.Watch] or a handler keeps a
-// stream open; the policy none ever; [Assemble] one a server until it returns. Close
-// may be called at any time, more than once, and returns when what it ends has ended.
+// server costs two goroutines while its child lives, one more after a slow call, and
+// one for [Options.Stderr]; an HTTP server none while it is idle, unless [Config.Watch]
+// or a handler keeps a stream open; the policy none ever; [Assemble] one a server until
+// it returns. Close may be called at any time, more than once, and returns when what it
+// ends has ended.
 //
 // # Security
 //
@@ -131,9 +132,8 @@ const (
 	version2411 = "2024-11-05"
 )
 
-// Config declares one server: how it is reached and what is demanded of it.
-// It is a plain value: copy it, print it ([Config.String] shows no secret). A zero
-// field means the default that its comment states.
+// Config declares one server: how it is reached and what is demanded of it. It is a plain value: copy
+// it, print it ([Config.String] shows no secret). A zero field means the default that its comment states.
 type Config struct {
 	// Name is the operator's word for the server: letters, digits, '_' and
 	// '-'. Every error and span carries it.
@@ -393,13 +393,13 @@ type Options struct {
 	Trace func(ctx context.Context, r Reach) (context.Context, func(Health, error))
 	// OnState sees each transition of a breaker, in order, outside any lock.
 	OnState func(Health)
-	// Meta returns members for the `_meta` of a request, such as
-	// traceparent.
+	// Meta returns members for the `_meta` of a request, such as traceparent.
+	// Those of [Call.Meta] win.
 	Meta func(ctx context.Context) map[string]any
 	// Logger is silent when nil.
 	Logger *slog.Logger
-	// Stderr gets a copy of the children's stderr. A slow writer loses
-	// lines; it never blocks a child.
+	// Stderr gets a copy of the children's stderr, each child's from a goroutine
+	// of its own. A slow writer loses lines; it never blocks a child.
 	Stderr io.Writer
 	// Rand returns a number in [0, n); it is the source of jitter, and is called
 	// by one goroutine at a time for each Client that [New] or [Open] composes.
@@ -440,8 +440,8 @@ const (
 	// ReasonUnavailable: the endpoint could not be reached, the process
 	// would not start, or the server answered that it cannot serve now.
 	ReasonUnavailable Reason = "unavailable"
-	// ReasonCancelled: the caller gave up. The error unwraps to the caller's
-	// own [context.Canceled] or [context.DeadlineExceeded].
+	// ReasonCancelled: the caller gave up, and the error unwraps to
+	// [context.Canceled] or [context.DeadlineExceeded]; or a handler of its failed.
 	ReasonCancelled Reason = "cancelled"
 )
 
@@ -567,9 +567,9 @@ var rpcCodes = map[int]string{
 	-32022: " (unsupported protocol version)", -32042: " (URL elicitation required)",
 }
 
-// A ProtocolError is an answer that is none: a result outside its tool's
-// schema, a promise of structured content that was not kept, or a message that
-// breaks the protocol above the transport.
+// A ProtocolError is an answer that is none: a result outside its tool's schema, or a
+// promise of structured content that was not kept. What breaks the protocol in any other
+// way is a [TransportError]; errors.Is with [ReasonProtocol] holds for both.
 type ProtocolError struct {
 	Origin
 	Detail string  // what is wrong, in our words
@@ -844,7 +844,8 @@ type Result struct {
 	// call ("cached …", "stub …"); empty for every genuine result.
 	Degraded string
 	Meta     json.RawMessage // `_meta`; nil if absent
-	// Issues are violations of a schema that "advise" let pass.
+	// Issues are violations of a schema that "advise" let pass, and what
+	// [Config.Normalize] has repaired.
 	Issues []Issue
 }
 
@@ -1129,9 +1130,9 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 	return "", ""
 }
 
-// CallTool calls a tool by the server's own name for it, bounded by
-// [Config.CallTimeout]. Requests for input that come back instead of a result
-// are answered by [Options.Handlers], whose time does not count.
+// CallTool calls a tool by the server's own name for it. Requests for input that come
+// back instead of a result are answered by [Options.Handlers], at most eight times.
+// [Config.CallTimeout] bounds each of these rounds; the handlers' time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	d := dialog{s: s, req: Request{Method: "tools/call", Name: call.Tool, Header: call.header}, call: call, ceiling: s.cfg.CallTimeout}
 	if err := s.converse(ctx, &d); err != nil {
@@ -1140,9 +1141,9 @@ func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, e
 	return &d.result.Result, nil
 }
 
-// Request sends any request and decodes its result into out, which may be nil
-// or a *[json.RawMessage]. Params encode to a JSON object, or are nil. It is
-// bounded by [Config.CallTimeout].
+// Request sends any request and decodes its result into out, which may be nil or a
+// *[json.RawMessage]. Params encode to a JSON object, or are nil. It is bounded as
+// CallTool is.
 func (s *TransportSession) Request(ctx context.Context, method string, params, out any) error {
 	d := dialog{s: s, req: Request{Method: method}, ceiling: s.cfg.CallTimeout}
 	if params != nil {

@@ -186,14 +186,14 @@ func NewGuard(cfg Config, o *Options) *Guard {
 // that nothing was sent. A panic of fn counts as a fault, and goes on.
 //
 // The error is that of the last attempt; or an [UnavailableError], if the breaker refused
-// the first; or a [TransportError] with [ReasonLimit], if as many as MaxInFlight were busy
-// all the time; or, around the last fault, a [BudgetError] or a TransportError with
-// [ReasonCancelled], if the run or the caller ended it. If it is one of this package, its
-// Sent covers all attempts, and its GaveUp says why there was no other:
+// the first; or a [TransportError] with [ReasonLimit], if no slot came free within the
+// ceiling; or, around the last fault, a [BudgetError] or a TransportError with
+// [ReasonCancelled], if the run or the caller ended it. In an error of this package, Sent
+// covers all attempts, and GaveUp says why there was no other:
 //
 //	answered   what came back settles it, or would come again
 //	unsafe     the operation may have run, and may not run twice
-//	exhausted  all attempts were used, the server asked for too long a wait, or none was let in
+//	exhausted  all attempts were used, no slot came free, or the server asked for too long a wait
 //	deadline   the run is over, or would be before another attempt
 //	breaker    the breaker is open
 //	cancelled  the caller gave up
