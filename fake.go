@@ -175,8 +175,8 @@ func (t *RecordingTransport) disconnectLocked() {
 	}
 }
 
-// SendNotification delivers a notification, as a server would. Without a connection,
-// that is before Open, it fails with [ReasonDisconnected].
+// SendNotification delivers a notification, as a server would. It fails with
+// [ReasonDisconnected] where there is no connection.
 func (t *RecordingTransport) SendNotification(method string, params any) error {
 	b, err := encodeParams(params)
 	if err != nil {
@@ -190,7 +190,7 @@ func (t *RecordingTransport) SendNotification(method string, params any) error {
 }
 
 // SendRequest asks the client, as a server would, and returns its answer. An
-// [*RPCError] is the client's refusal; without a connection it fails, too.
+// [*RPCError] is the client's refusal; it fails as SendNotification does, too.
 func (t *RecordingTransport) SendRequest(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	b, err := encodeParams(params)
 	if err != nil {

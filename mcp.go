@@ -163,7 +163,7 @@ type Config struct {
 	// Allow names the server's tools to adopt, nil for all. A name that the
 	// server lacks is an error.
 	Allow []string
-	// Deny names tools that are left out.
+	// Deny names the server's tools that are left out.
 	Deny []string
 	// Prefix, if set, makes model-facing names "prefix-name".
 	Prefix string
@@ -186,7 +186,7 @@ type Config struct {
 	// BreakerFailures is how many consecutive faults stop the server being
 	// called; 5. Negative means no breaker.
 	BreakerFailures int
-	// BreakerReset is the time until one probe is let through; 30 s.
+	// BreakerReset is the time, drawn up to a tenth longer, until one probe goes; 30 s.
 	BreakerReset time.Duration
 
 	// Arguments and Results say what a schema violation costs: "enforce"
