@@ -867,7 +867,7 @@ func (f *Fleet) Tools() []Tool {
 	return all
 }
 
-// Client returns the client of a server, nil if there is none of that name.
+// Client returns the client of a server, the first of that name, or nil.
 func (f *Fleet) Client(server string) *Client {
 	for _, c := range f.clients {
 		if c.cfg.Name == server {
@@ -1302,8 +1302,9 @@ func LoadConfigs(path string) ([]Config, error) {
 }
 
 // ParseConfigs reads a list of configuration objects, or the `mcpServers` object of other hosts.
-// Its texts may name variables, ${VAR} or ${VAR:-default}, which lookup resolves; a variable
-// MCP_<NAME>_<KEY> overrides a key of the file, and a transport chosen there discards what the
+// Its texts may name variables, ${VAR} or ${VAR:-default}, which lookup resolves. A variable
+// MCP_<NAME>_<KEY>, in capitals and with '_' for '-' and '.', overrides a key of the file; a list
+// there is JSON or has commas, an object is JSON; and a transport chosen there discards what the
 // file says about the other one. A nil lookup means that there are no variables. The error joins
 // a *[ConfigError] for every problem; the configs are those that have none.
 func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, error) {
@@ -1378,7 +1379,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	case *time.Duration:
 		want, to = "want a number of seconds", &seconds
 	case *[]string:
-		want = "want a list of texts"
+		want = `want a list of texts, like ["a", "b"]`
 	case *map[string]string:
 		want, *t = "want an object of texts", nil // else the layers would mix
 	}

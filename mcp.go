@@ -24,9 +24,9 @@
 //	          carries one   speaks     bounds, retries,    adopts    assembles many,
 //	          request       MCP        breaks, observes    tools     degrades
 //
-// Each link wraps the one before behind a small interface, so each can be
-// replaced, faked and tested alone. [New] composes a [Client] from one
-// [Config], [Open] a [Fleet] from many.
+// Each link wraps the one before behind a small interface, so each can be replaced, faked
+// and tested alone. [New] composes a [Client] from one [Config], [Open] a [Fleet] from many.
+// A type that has a constructor has no use for its zero value, unless its comment says so.
 //
 // # Time
 //
@@ -41,8 +41,8 @@
 // # Retrying
 //
 // Retries are off until [RetryConfig] asks for them, but for what was certainly not run:
-// an HTTP endpoint is dialled three times, and a request whose connection or session was
-// gone is sent once more, on a new one. What was not run may be repeated always; what may
+// an HTTP endpoint is dialled up to three times, and a request whose connection or session
+// was gone is sent once more, on a new one. What was not run may be repeated always; what may
 // have run only if repeating is safe: reading, and calls with a [Call.IdempotencyKey] (or,
 // if the operator says so, an annotation). The key travels in the request's `_meta` as
 // idempotency-key. A [TransportError] says which it was: Sent. Waits are drawn evenly from

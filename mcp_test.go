@@ -84,7 +84,7 @@ func TestParseConfigsReportsEveryProblem(t *testing.T) {
 	got, err := ParseConfigs([]byte(file), vars(map[string]string{"MCP_OK_MAX_TOOLS": "many"}))
 	want := []string{
 		`server "bad name": name = "bad name" (file): use letters`,
-		`server "a": command = "x" (file): want a list of texts`,
+		`server "a": command = "x" (file): want a list of texts, like ["a", "b"]`,
 		`server "a": env = *** (file): want an object of texts`,
 		`server "a": timout_seconds (file): unknown key; did you mean "timeout_seconds"?`,
 		`server "b": command (file): a stdio server needs an argv`,
