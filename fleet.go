@@ -41,6 +41,7 @@ type Client struct {
 	mu    sync.RWMutex // guards the fields below
 	list  *Adoption    // in force; nil before the first
 	drift []Drift      // seen since then, not adopted
+	owing bool         // since then a list was read that may be another, or could not be read
 }
 
 // An Adoption is what came of reading a server's tool list.
@@ -137,8 +138,7 @@ func (c *Client) Tools() []Tool {
 	return nil
 }
 
-// Drift returns what was seen to change since the adoption and was not
-// adopted. [Client.Adopt] adopts it.
+// Drift returns what was seen to change since the adoption and was not adopted; Adopt adopts it.
 func (c *Client) Drift() []Drift {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -146,10 +146,14 @@ func (c *Client) Drift() []Drift {
 }
 
 // Stale reports whether the tool list may have changed since it was adopted: the server has announced
-// it, has vouched for it only for a time that has passed, or has come back different.
+// it, has vouched for it only for a time that has passed, or has come back different; or the list was
+// to be read again, and could not be.
 func (c *Client) Stale() bool {
 	s, ok := innermost(c.s).(interface{ stale() bool })
-	return ok && s.stale() || len(c.Drift()) > 0
+	changed := ok && s.stale()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return changed || c.owing || len(c.drift) > 0
 }
 
 // Call calls an adopted tool, by its model-facing name or the server's own; the first
@@ -173,8 +177,7 @@ func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	return r, err
 }
 
-// Health returns what on-call sees of the server; it is zero but for the name
-// if the Client's Session has no policy.
+// Health returns what on-call sees of the server: without a policy, no more than its name.
 func (c *Client) Health() Health {
 	if h, ok := c.s.(interface{ Health() Health }); ok {
 		return h.Health()
@@ -188,14 +191,24 @@ func (c *Client) String() string { return c.Health().String() }
 // Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
-// look reads the server's tools and decides about them. What it returns is not
-// in force before commit.
+// listTools reads the server's tools through s, to which they are known then; to the Client they are
+// when they have been adopted.
+func (c *Client) listTools(ctx context.Context, s Session) ([]Tool, error) {
+	stale := c.Stale()
+	listed, err := s.ListTools(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owing = c.owing || c.list != nil && (stale || err != nil)
+	return listed, err
+}
+
+// look reads the server's tools and decides about them; nothing is in force before commit.
 func (c *Client) look(ctx context.Context) (*Adoption, error) {
 	info, err := c.s.Initialize(ctx)
 	if err != nil {
 		return nil, err
 	}
-	listed, err := c.s.ListTools(ctx)
+	listed, err := c.listTools(ctx, c.s)
 	if err != nil {
 		return nil, err
 	}
@@ -209,16 +222,15 @@ func (c *Client) commit(a *Adoption) {
 	if c.list != nil {
 		a.Drift = c.list.driftTo(a, c.cfg.Name)
 	}
-	c.list, c.drift = a, nil
+	c.list, c.drift, c.owing = a, nil, false
 }
 
-// compare reads the tool list again after a reconnection, past the policy, since
-// that is a part of the reach that reconnected.
+// compare reads the tool list after a reconnection, past the policy: it is a part of that reach.
 func (c *Client) compare(ctx context.Context, s reconnecter) {
 	if c.Adoption() == nil {
 		return
 	}
-	if listed, err := s.ListTools(ctx); err == nil { // else the operation that reconnected meets the fault itself
+	if listed, err := c.listTools(ctx, s); err == nil { // else the operation that reconnected meets the fault itself
 		c.differ(ctx, listed, s.serverInfo())
 	}
 }
@@ -303,8 +315,7 @@ type adopted struct {
 	digest  string // of the schemas
 }
 
-// compile prepares one tool, and lists what of its schemas will not be checked;
-// or it says why the tool cannot be held.
+// compile prepares a tool, and lists what of its schemas will not be checked, or says why it cannot be held.
 func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error) {
 	switch {
 	case t.TaskSupport == "required":
@@ -419,12 +430,12 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 // reannotate reads the header annotations of t again and returns it with them,
 // nil if they cannot be had. Nothing else of the new list is adopted.
 func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
-	listed, err := c.s.ListTools(ctx)
+	listed, err := c.listTools(ctx, c.s)
 	i := slices.IndexFunc(listed, func(l Tool) bool { return l.Name == t.Remote })
 	if err != nil {
 		return nil
 	}
-	if c.differ(ctx, listed, c.Adoption().Server); i < 0 { // the session takes a list that was read for one that is known
+	if c.differ(ctx, listed, c.Adoption().Server); i < 0 {
 		return nil
 	}
 	s, err := compileSchema(listed[i].InputSchema, schemaOptions{input: true, headers: true})
@@ -444,8 +455,7 @@ func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
 	return &fresh
 }
 
-// arguments returns what is sent for the caller's arguments, as plain JSON
-// values, and the issues that "advise" lets pass.
+// arguments returns what is sent for the caller's, as plain JSON values, and the issues that are let pass.
 func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	fail := func(issues []Issue, more bool) error {
 		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
@@ -489,8 +499,7 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 // maxPlainDepth bounds the walk over a caller's value, which may be a cycle.
 const maxPlainDepth = 128
 
-// isPlain reports whether v holds nothing but what a JSON decoder yields, or the
-// numbers that callers write by hand.
+// isPlain reports whether v holds only what a JSON decoder yields, or numbers that callers write by hand.
 func isPlain(v any, depth int) bool {
 	switch v := v.(type) {
 	case nil, string, bool, json.Number, float64, int, int64:
@@ -508,12 +517,10 @@ func isPlain(v any, depth int) bool {
 	return false
 }
 
-// largeResult is the structured content that is checked one at a time: decoded,
-// it may take forty times its length.
+// largeResult is structured content that is checked one at a time: decoded, it may take forty times as much.
 const largeResult = 64 << 10
 
-// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
-// tool's own failure is exempt.
+// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A tool's own failure is exempt.
 func (t *adopted) check(ctx context.Context, r *Result) error {
 	origin := Origin{Server: t.Server, Op: "tools/call"}
 	if r == nil {
@@ -557,8 +564,7 @@ func (t *adopted) check(ctx context.Context, r *Result) error {
 	return fail("the structured content does not fit the tool's output schema", issues)
 }
 
-// mirror picks the arguments that travel as headers too (MCP 2026-07-28,
-// transports). An absent or null argument has no header.
+// mirror picks the arguments that travel as headers too (MCP 2026-07-28, transports): not absent or null ones.
 func mirror(params []headerParam, args map[string]any) map[string]string {
 	out := map[string]string{}
 	for _, p := range params {
@@ -666,8 +672,7 @@ func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
 	return readList[Resource](ctx, c, "resources")
 }
 
-// ReadResource reads a resource. Text and Data of each block hold its text or
-// its base64 blob.
+// ReadResource reads a resource. Text and Data of each block hold its text or its base64 blob.
 func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error) {
 	var out struct {
 		Contents []struct{ URI, MIMEType, Text, Blob string }
@@ -714,9 +719,8 @@ func (c *Client) Prompt(ctx context.Context, name string, args map[string]string
 	return messages, nil
 }
 
-// Complete asks for completions of an argument of a prompt or of a resource
-// template: ref is {"type":"ref/prompt","name":…} or
-// {"type":"ref/resource","uri":…}.
+// Complete asks for completions of an argument of a prompt or of a resource template: ref is
+// {"type":"ref/prompt","name":…} or {"type":"ref/resource","uri":…}.
 func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, value string) ([]string, error) {
 	var out struct{ Completion struct{ Values []string } }
 	params := map[string]any{"ref": ref, "argument": map[string]any{"name": argument, "value": value}}
@@ -784,7 +788,7 @@ type Fleet struct {
 // Degraded is an optional server that is missing, as data.
 type Degraded struct {
 	Server string  `json:"server"`
-	Class  Outcome `json:"class"`
+	Class  Outcome `json:"class"`  // OutcomeFault for a problem of the Config, too
 	Reason string  `json:"reason"` // in our words
 	Err    error   `json:"-"`
 }
@@ -877,8 +881,7 @@ func (f *Fleet) Client(server string) *Client {
 	return nil
 }
 
-// Call calls a tool by its model-facing name; see [Client.Call]. That no tool has
-// the name is an *[ArgumentError].
+// Call calls a tool by its model-facing name; see [Client.Call]. An unknown name is an *[ArgumentError].
 func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
 	if c := f.route(call.Tool); c != nil {
 		return c.Call(ctx, call)
@@ -903,7 +906,7 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 }
 
 // Degraded lists the optional servers that were missing when the fleet was assembled, in the
-// order of declaration, until [Fleet.Readopt] brings them back.
+// order of declaration, until they have been adopted: see [Fleet.Readopt].
 func (f *Fleet) Degraded() []Degraded {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -944,10 +947,9 @@ func (f *Fleet) String() string {
 	return string(b)
 }
 
-// Readopt tries the degraded servers again and returns the names of those that are back, in
-// the order of declaration. It may run beside calls; the caller decides when it is worth it. A
-// server that is still missing is no error, but [Fleet.Degraded], with the latest reason; an
-// error is the end of ctx.
+// Readopt tries the degraded servers again and returns the names of those that are back, in the order
+// of declaration. It may run beside calls; the caller decides when it is worth it. A server that is
+// still missing is no error, but [Fleet.Degraded], with the latest reason; an error is the end of ctx.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	err = f.readopt(ctx, f.missing, func(s surveyed) {
 		if f.note(s.client, s.err); s.err == nil {
@@ -1045,8 +1047,7 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func
 	return nil
 }
 
-// admit puts a list in force, and gives its tools their names in the fleet; or,
-// if one is taken, it changes nothing.
+// admit puts a list in force, and gives its tools their names in the fleet; if one is taken, it changes nothing.
 func (f *Fleet) admit(c *Client, a *Adoption) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -1066,6 +1067,7 @@ func (f *Fleet) admit(c *Client, a *Adoption) error {
 	for _, t := range a.Tools {
 		f.routes[t.Name] = c
 	}
+	delete(f.degraded, c)
 	c.commit(a)
 	return nil
 }
@@ -1078,8 +1080,7 @@ func (f *Fleet) missing(c *Client) bool {
 	return ok
 }
 
-// note takes an optional server among those that are missing, or off their list
-// if err is nil.
+// note takes an optional server among those that are missing, or off their list if err is nil.
 func (f *Fleet) note(c *Client, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -1395,8 +1396,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	return ""
 }
 
-// hasNull reports whether a null is in raw, which encoding/json takes for any
-// value that is left as it was.
+// hasNull reports whether a null is in raw, which encoding/json takes for any value that is left as it was.
 func hasNull(raw json.RawMessage) bool {
 	for d := json.NewDecoder(bytes.NewReader(raw)); ; {
 		if t, err := d.Token(); err != nil || t == nil {

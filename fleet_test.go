@@ -1040,6 +1040,84 @@ func TestAdoptInFleet(t *testing.T) {
 	}
 }
 
+// TestStaleUntilAdopted: that a list was read does not mean that it was adopted.
+func TestStaleUntilAdopted(t *testing.T) {
+	t.Parallel()
+	const a, told, b = `{"name":"a","inputSchema":{"type":"object"}}`, `{"name":"a","description":"new","inputSchema":{"type":"object"}}`, `{"name":"b","inputSchema":{"type":"object"}}`
+	list := func(tools string) json.RawMessage { return json.RawMessage(`{"tools":[` + tools + `]}`) }
+	start := func(t *testing.T) (*Fleet, *RecordingTransport) {
+		rt := NewRecordingTransport(map[string]any{"tools/list": list(a), "tools/call": &Result{}})
+		cfg := Config{Name: "s", Allow: []string{"a"}}
+		f, err := Assemble(t.Context(), client2(NewSession(rt, cfg, nil), cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		rt.SendNotification("notifications/tools/list_changed", nil)
+		return f, rt
+	}
+	tests := []struct {
+		name string
+		then func(f *Fleet, rt *RecordingTransport) error
+		err  bool
+	}{
+		{"the list cannot be read", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", ReasonTimeout)
+			_, err := f.Refresh(t.Context())
+			return err
+		}, true},
+		{"the list cannot be adopted", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", list(b))
+			_, err := f.Refresh(t.Context())
+			return err
+		}, true},
+		{"read on reconnecting, with the same schemas", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Disconnect()
+			_, err := f.Call(t.Context(), &Call{Tool: "a"})
+			return err
+		}, false},
+		{"not read on reconnecting", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", ReasonTimeout)
+			rt.Disconnect()
+			_, err := f.Call(t.Context(), &Call{Tool: "a"})
+			return err
+		}, false},
+	}
+	for _, tt := range tests {
+		f, rt := start(t)
+		if err := tt.then(f, rt); (err != nil) != tt.err || !f.Client("s").Stale() {
+			t.Errorf("%s: stale is %v, error %v", tt.name, f.Client("s").Stale(), err)
+		}
+		rt.Script("tools/list", list(told))
+		if _, err := f.Refresh(t.Context()); err != nil || f.Client("s").Stale() || len(f.Tools()) != 1 || f.Tools()[0].Description != "new" {
+			t.Errorf("%s: then %v, error %v, stale %v", tt.name, f.Tools(), err, f.Client("s").Stale())
+		}
+	}
+}
+
+// A server whose tools are listed is not said to be missing, however they came.
+func TestAdoptedIsNotMissing(t *testing.T) {
+	t.Parallel()
+	for name, adopt := range map[string]func(f *Fleet) error{
+		"Adopt":   func(f *Fleet) error { _, err := f.Client("s").Adopt(t.Context()); return err },
+		"Refresh": func(f *Fleet) error { _, err := f.Refresh(t.Context()); return err },
+		"Readopt": func(f *Fleet) error { _, err := f.Readopt(t.Context()); return err },
+	} {
+		rt := NewRecordingTransport(map[string]any{"tools/list": []Tool{}})
+		cfg := Config{Name: "s", Allow: []string{"a"}, Optional: true}
+		f, err := Assemble(t.Context(), client2(NewSession(rt, cfg, nil), cfg))
+		if err != nil || len(f.Degraded()) != 1 {
+			t.Fatalf("Assemble: %v, %v", f.Degraded(), err)
+		}
+		rt.Script("tools/list", []Tool{tool("a", anyObject, "")})
+		rt.SendNotification("notifications/tools/list_changed", nil)
+		if err := adopt(f); err != nil || len(f.Tools()) != 1 || f.Notice() != "" {
+			t.Errorf("%s: error %v, tools %v, notice %q", name, err, f.Tools(), f.Notice())
+		}
+		f.Close()
+	}
+}
+
 // TestRefresh adopts what changed while a server was away, and only then.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
