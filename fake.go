@@ -145,7 +145,7 @@ func (t *RecordingTransport) Call(ctx context.Context, req *Request) (json.RawMe
 	return t.carry(ctx, req, !req.Stream) // what lasts takes no slot
 }
 
-// Notify records a notification. It fails only if the script says so.
+// Notify records a notification, which needs no answer in the script.
 func (t *RecordingTransport) Notify(ctx context.Context, req *Request) error {
 	_, err := t.carry(ctx, req, false)
 	return err
@@ -175,7 +175,8 @@ func (t *RecordingTransport) disconnectLocked() {
 	}
 }
 
-// SendNotification delivers a notification, as a server would.
+// SendNotification delivers a notification, as a server would. It fails with
+// [ReasonDisconnected] where there is no connection.
 func (t *RecordingTransport) SendNotification(method string, params any) error {
 	b, err := encodeParams(params)
 	if err != nil {
@@ -189,7 +190,7 @@ func (t *RecordingTransport) SendNotification(method string, params any) error {
 }
 
 // SendRequest asks the client, as a server would, and returns its answer. An
-// [*RPCError] is the client's refusal.
+// [*RPCError] is the client's refusal; it fails as SendNotification does, too.
 func (t *RecordingTransport) SendRequest(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	b, err := encodeParams(params)
 	if err != nil {
@@ -457,12 +458,12 @@ type FaultyServer struct {
 	// Handler runs a call; its Arguments are a [json.RawMessage], and its
 	// OnProgress is nil unless the caller asked for progress and there is a
 	// way to report it. An [*RPCError] is a refusal, any other error a result
-	// with IsError. Nil answers with the arguments as text.
+	// with IsError, and no result an empty one. Nil answers with the arguments as text.
 	Handler func(ctx context.Context, call *Call) (*Result, error)
 
 	// Fault is what is wrong with it at first.
 	Fault Fault
-	// RecoverAfter is how many reaches meet the fault until the server is
+	// RecoverAfter is for how many reaches the fault lasts until the server is
 	// well; zero means that it stays.
 	RecoverAfter int
 	// Delay is how long FaultSlow takes; zero means until the caller gives up.

@@ -29,9 +29,8 @@ import (
 	"unicode/utf8"
 )
 
-// A Client is one server as an agent holds it: the tools that were adopted, by
-// model-facing names, with arguments and results held to their schemas. It is
-// safe for concurrent use.
+// A Client is one server as an agent holds it: the tools that were adopted, by model-facing names,
+// with arguments and results held to their schemas. It is safe for concurrent use.
 type Client struct {
 	s     Session
 	cfg   *Config // not changed; a pointer, behind which fmt does not look for secrets
@@ -42,6 +41,7 @@ type Client struct {
 	mu    sync.RWMutex // guards the fields below
 	list  *Adoption    // in force; nil before the first
 	drift []Drift      // seen since then, not adopted
+	owing bool         // since then a list was read that may be another, or could not be read
 }
 
 // An Adoption is what came of reading a server's tool list.
@@ -58,7 +58,7 @@ type Adoption struct {
 // A Rejection is a tool that was left out, or held in part only.
 type Rejection struct {
 	Tool   string // the server's name for it
-	Reason string // in our words
+	Reason string // in our words, which may quote names of the server's
 }
 
 // Drift is a change in a server's tools since they were adopted.
@@ -66,15 +66,20 @@ type Drift struct {
 	Server string
 	Tool   string // the server's name for it
 	Change string // "added", "removed" or "changed"
-	Detail string // what changed, in our words
+	Detail string // what changed, in our words, which may quote names of the server's
 }
 
-// New composes a Client from one Config: transport, session, policy, tools.
-// Nothing is started before the first operation. A nil o means defaults. The
-// error joins a *[ConfigError] for every problem of cfg.
+// New composes a Client from one Config: transport, session, policy, tools. Nothing is started before
+// the first operation. A nil o means defaults. The error joins a *[ConfigError] for every problem of cfg.
 func New(cfg Config, o *Options) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	if o != nil && o.Rand != nil { // transport and policy draw from it, each under a lock of its own
+		var mu sync.Mutex
+		draw := o.Rand
+		o = copied(o)
+		o.Rand = func(n int64) int64 { mu.Lock(); defer mu.Unlock(); return draw(n) }
 	}
 	t, err := NewTransport(cfg, o)
 	if err != nil {
@@ -101,12 +106,11 @@ type reconnecter interface {
 	serverInfo() *ServerInfo
 }
 
-// Adopt connects, reads the tool list and adopts what [Config] allows. A tool
-// that cannot be held safely is rejected, by name, and costs no other. It may
-// be called again, beside running calls: the new list then replaces the old. A
-// name in Allow that the server lacks, a pin that does not fit, or a name that
-// another tool has, in the [Fleet] or of [Options.LocalNames], is an error, and
-// nothing changes.
+// Adopt connects, reads the tool list and adopts what [Config] allows. A tool that cannot be
+// held safely is rejected, by name, and costs no other. It may be called again, beside running
+// calls: the new list then replaces the old. A name in Allow that the server lacks, a pin that
+// does not fit, or a name that another tool has, in the [Fleet] or of [Options.LocalNames], is
+// a *[ConfigError]; whatever the error, nothing changes.
 func (c *Client) Adopt(ctx context.Context) (*Adoption, error) {
 	a, err := c.look(ctx)
 	if err == nil {
@@ -134,20 +138,22 @@ func (c *Client) Tools() []Tool {
 	return nil
 }
 
-// Drift returns what was seen to change since the adoption and was not
-// adopted. [Client.Adopt] adopts it.
+// Drift returns what was seen to change since the adoption and was not adopted; Adopt adopts it.
 func (c *Client) Drift() []Drift {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return slices.Clone(c.drift)
 }
 
-// Stale reports whether the tool list may have changed since it was adopted:
-// the server has announced it, has vouched for it only for a time that has
-// passed, or has come back different.
+// Stale reports whether the tool list may have changed since it was adopted: the server has announced
+// it, has vouched for it only for a time that has passed, or has come back different; or the list was
+// to be read again, and could not be.
 func (c *Client) Stale() bool {
 	s, ok := innermost(c.s).(interface{ stale() bool })
-	return ok && s.stale() || len(c.Drift()) > 0
+	changed := ok && s.stale()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return changed || c.owing || len(c.drift) > 0
 }
 
 // Call calls an adopted tool, by its model-facing name or the server's own; the first
@@ -171,8 +177,7 @@ func (c *Client) Call(ctx context.Context, call *Call) (*Result, error) {
 	return r, err
 }
 
-// Health returns what on-call sees of the server; it is zero but for the name
-// if the Client's Session has no policy.
+// Health returns what on-call sees of the server: without a policy, no more than its name.
 func (c *Client) Health() Health {
 	if h, ok := c.s.(interface{ Health() Health }); ok {
 		return h.Health()
@@ -186,14 +191,24 @@ func (c *Client) String() string { return c.Health().String() }
 // Close ends the session. It may be called more than once, and beside calls.
 func (c *Client) Close() error { return c.s.Close() }
 
-// look reads the server's tools and decides about them. What it returns is not
-// in force before commit.
+// listTools reads the server's tools through s, to which they are known then; to the Client they are
+// when they have been adopted.
+func (c *Client) listTools(ctx context.Context, s Session) ([]Tool, error) {
+	stale := c.Stale()
+	listed, err := s.ListTools(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owing = c.owing || c.list != nil && (stale || err != nil)
+	return listed, err
+}
+
+// look reads the server's tools and decides about them; nothing is in force before commit.
 func (c *Client) look(ctx context.Context) (*Adoption, error) {
 	info, err := c.s.Initialize(ctx)
 	if err != nil {
 		return nil, err
 	}
-	listed, err := c.s.ListTools(ctx)
+	listed, err := c.listTools(ctx, c.s)
 	if err != nil {
 		return nil, err
 	}
@@ -207,16 +222,15 @@ func (c *Client) commit(a *Adoption) {
 	if c.list != nil {
 		a.Drift = c.list.driftTo(a, c.cfg.Name)
 	}
-	c.list, c.drift = a, nil
+	c.list, c.drift, c.owing = a, nil, false
 }
 
-// compare reads the tool list again after a reconnection, past the policy, since
-// that is a part of the reach that reconnected.
+// compare reads the tool list after a reconnection, past the policy: it is a part of that reach.
 func (c *Client) compare(ctx context.Context, s reconnecter) {
 	if c.Adoption() == nil {
 		return
 	}
-	if listed, err := s.ListTools(ctx); err == nil { // else the operation that reconnected meets the fault itself
+	if listed, err := c.listTools(ctx, s); err == nil { // else the operation that reconnected meets the fault itself
 		c.differ(ctx, listed, s.serverInfo())
 	}
 }
@@ -301,8 +315,7 @@ type adopted struct {
 	digest  string // of the schemas
 }
 
-// compile prepares one tool, and lists what of its schemas will not be checked;
-// or it says why the tool cannot be held.
+// compile prepares a tool, and lists what of its schemas will not be checked, or says why it cannot be held.
 func (c *Client) compile(t Tool, info *ServerInfo) (*adopted, []Rejection, error) {
 	switch {
 	case t.TaskSupport == "required":
@@ -417,12 +430,12 @@ func (c *Client) callTool(ctx context.Context, call *Call, t *adopted) (*Result,
 // reannotate reads the header annotations of t again and returns it with them,
 // nil if they cannot be had. Nothing else of the new list is adopted.
 func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
-	listed, err := c.s.ListTools(ctx)
+	listed, err := c.listTools(ctx, c.s)
 	i := slices.IndexFunc(listed, func(l Tool) bool { return l.Name == t.Remote })
 	if err != nil {
 		return nil
 	}
-	if c.differ(ctx, listed, c.Adoption().Server); i < 0 { // the session takes a list that was read for one that is known
+	if c.differ(ctx, listed, c.Adoption().Server); i < 0 {
 		return nil
 	}
 	s, err := compileSchema(listed[i].InputSchema, schemaOptions{input: true, headers: true})
@@ -442,8 +455,7 @@ func (c *Client) reannotate(ctx context.Context, t *adopted) *adopted {
 	return &fresh
 }
 
-// arguments returns what is sent for the caller's arguments, as plain JSON
-// values, and the issues that "advise" lets pass.
+// arguments returns what is sent for the caller's, as plain JSON values, and the issues that are let pass.
 func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	fail := func(issues []Issue, more bool) error {
 		return &ArgumentError{Origin: Origin{Server: t.Server, Op: "tools/call"}, Tool: t.Name, Issues: issues, More: more}
@@ -474,7 +486,8 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 	case verdictValid:
 		return args, nil, nil
 	case verdictBudget:
-		return nil, nil, &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
+		why := &SchemaError{Reason: "budget", Detail: "the arguments cannot be checked within bounds; nothing was sent"}
+		return nil, nil, fmt.Errorf("mcp: server %q: tools/call: arguments for tool %s: %w", t.Server, quoted(t.Name), why)
 	}
 	issues, more := t.input.explain(args, true)
 	if t.client.cfg.Arguments == "advise" {
@@ -486,8 +499,7 @@ func (t *adopted) arguments(v any) (map[string]any, []Issue, error) {
 // maxPlainDepth bounds the walk over a caller's value, which may be a cycle.
 const maxPlainDepth = 128
 
-// isPlain reports whether v holds nothing but what a JSON decoder yields, or the
-// numbers that callers write by hand.
+// isPlain reports whether v holds only what a JSON decoder yields, or numbers that callers write by hand.
 func isPlain(v any, depth int) bool {
 	switch v := v.(type) {
 	case nil, string, bool, json.Number, float64, int, int64:
@@ -505,12 +517,10 @@ func isPlain(v any, depth int) bool {
 	return false
 }
 
-// largeResult is the structured content that is checked one at a time: decoded,
-// it may take forty times its length.
+// largeResult is structured content that is checked one at a time: decoded, it may take forty times as much.
 const largeResult = 64 << 10
 
-// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A
-// tool's own failure is exempt.
+// check holds a result to the tool's output schema (MCP 2025-06-18, tools). A tool's own failure is exempt.
 func (t *adopted) check(ctx context.Context, r *Result) error {
 	origin := Origin{Server: t.Server, Op: "tools/call"}
 	if r == nil {
@@ -554,8 +564,7 @@ func (t *adopted) check(ctx context.Context, r *Result) error {
 	return fail("the structured content does not fit the tool's output schema", issues)
 }
 
-// mirror picks the arguments that travel as headers too (MCP 2026-07-28,
-// transports). An absent or null argument has no header.
+// mirror picks the arguments that travel as headers too (MCP 2026-07-28, transports): not absent or null ones.
 func mirror(params []headerParam, args map[string]any) map[string]string {
 	out := map[string]string{}
 	for _, p := range params {
@@ -648,7 +657,8 @@ type PromptMessage struct {
 	Content Content
 }
 
-// Request sends any request under the policy; see [TransportSession.Request].
+// Request sends any request under the policy; see [TransportSession.Request]. If the
+// Client's Session carries tools only, the error wraps [errors.ErrUnsupported].
 func (c *Client) Request(ctx context.Context, method string, params, out any) error {
 	if r, ok := c.s.(requester); ok {
 		return r.Request(ctx, method, params, out)
@@ -656,14 +666,13 @@ func (c *Client) Request(ctx context.Context, method string, params, out any) er
 	return toolsOnly(c.cfg.Name, method)
 }
 
-// Resources lists the server's resources, all pages of them. Its errors, like
-// those of the next ones, are the errors of a call.
+// Resources lists the server's resources, all pages of them. Its errors, like those of
+// ReadResource, Prompts, Prompt and Complete, are those of Request.
 func (c *Client) Resources(ctx context.Context) ([]Resource, error) {
 	return readList[Resource](ctx, c, "resources")
 }
 
-// ReadResource reads a resource. Text and Data of each block hold its text or
-// its base64 blob.
+// ReadResource reads a resource. Text and Data of each block hold its text or its base64 blob.
 func (c *Client) ReadResource(ctx context.Context, uri string) ([]Content, error) {
 	var out struct {
 		Contents []struct{ URI, MIMEType, Text, Blob string }
@@ -710,9 +719,8 @@ func (c *Client) Prompt(ctx context.Context, name string, args map[string]string
 	return messages, nil
 }
 
-// Complete asks for completions of an argument of a prompt or of a resource
-// template: ref is {"type":"ref/prompt","name":…} or
-// {"type":"ref/resource","uri":…}.
+// Complete asks for completions of an argument of a prompt or of a resource template: ref is
+// {"type":"ref/prompt","name":…} or {"type":"ref/resource","uri":…}.
 func (c *Client) Complete(ctx context.Context, ref map[string]any, argument, value string) ([]string, error) {
 	var out struct{ Completion struct{ Values []string } }
 	params := map[string]any{"ref": ref, "argument": map[string]any{"name": argument, "value": value}}
@@ -767,8 +775,7 @@ func (c *Client) unreadable(method string, reason Reason, detail string, raw []b
 	return &TransportError{Origin: Origin{Server: c.cfg.Name, Op: method}, Reason: reason, Sent: true, Detail: detail, Raw: clip(raw)}
 }
 
-// A Fleet is many servers under one list of tools. It is safe for concurrent
-// use.
+// A Fleet is many servers under one list of tools. It is safe for concurrent use.
 type Fleet struct {
 	clients []*Client
 	sweep   chan struct{} // holds an element while servers are adopted anew
@@ -781,7 +788,7 @@ type Fleet struct {
 // Degraded is an optional server that is missing, as data.
 type Degraded struct {
 	Server string  `json:"server"`
-	Class  Outcome `json:"class"`
+	Class  Outcome `json:"class"`  // OutcomeFault for a problem of the Config, too
 	Reason string  `json:"reason"` // in our words
 	Err    error   `json:"-"`
 }
@@ -814,9 +821,10 @@ func newFleet(clients ...*Client) *Fleet {
 // errFailFast ends the adoption of the others when a required server failed.
 var errFailFast = fmt.Errorf("a required server failed: %w", context.Canceled)
 
-// Assemble adopts all servers at once; tools, what is degraded and errors are in the
-// order of the arguments, whatever the order of arrival. A required server that cannot be
-// adopted, or two tools that would answer to one name, is an error: the others are then
+// Assemble adopts all servers at once; tools, what is degraded and errors are in the order of the
+// arguments, whatever the order of arrival. The clients are the Fleet's from then on, which closes
+// them. A required server that cannot be adopted is an *[UnavailableError] or a *[ConfigError], two
+// tools that would answer to one name are a *[ConfigError]: the error joins them, the others are
 // cancelled and everything is closed. An optional server that cannot be is [Fleet.Degraded].
 func Assemble(ctx context.Context, clients ...*Client) (*Fleet, error) {
 	f := newFleet(clients...)
@@ -863,7 +871,7 @@ func (f *Fleet) Tools() []Tool {
 	return all
 }
 
-// Client returns the client of a server, nil if there is none of that name.
+// Client returns the client of a server, the first of that name, or nil.
 func (f *Fleet) Client(server string) *Client {
 	for _, c := range f.clients {
 		if c.cfg.Name == server {
@@ -873,7 +881,7 @@ func (f *Fleet) Client(server string) *Client {
 	return nil
 }
 
-// Call calls a tool by its model-facing name; see [Client.Call].
+// Call calls a tool by its model-facing name; see [Client.Call]. An unknown name is an *[ArgumentError].
 func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
 	if c := f.route(call.Tool); c != nil {
 		return c.Call(ctx, call)
@@ -881,10 +889,10 @@ func (f *Fleet) Call(ctx context.Context, call *Call) (*Result, error) {
 	return nil, unknownTool("", call.Tool, f.Tools())
 }
 
-// Answer calls a tool for a model. It always returns a result: an error is one
-// as [ErrorResult] makes it. Text of the server is put into an envelope that
-// marks it as data and that it cannot close, and is cut, which is said, where it
-// runs past [Config.MaxResultBytes].
+// Answer calls a tool for a model. It always returns a result: an error is one as [ErrorResult]
+// makes it. Text of the server is put into an envelope that marks it as data and that it cannot
+// close. Where the content runs past [Config.MaxResultBytes] it is cut, which is said. Structured
+// is unmarked, and nil if it is longer than that.
 func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	c := f.route(call.Tool)
 	if c == nil {
@@ -897,8 +905,8 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 	return forModel(r, foldName(c.cfg.Name, '_')+"/"+call.Tool, max(0, c.cfg.MaxResultBytes))
 }
 
-// Degraded lists the optional servers that were missing when the fleet was
-// assembled, in the order of declaration, until [Fleet.Readopt] finds them back.
+// Degraded lists the optional servers that were missing when the fleet was assembled, in the
+// order of declaration, until they have been adopted: see [Fleet.Readopt].
 func (f *Fleet) Degraded() []Degraded {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -911,8 +919,8 @@ func (f *Fleet) Degraded() []Degraded {
 	return out
 }
 
-// Notice says, once and as data, what is missing from this run, for the model's
-// context. It is empty when nothing is.
+// Notice says, as data for the model's context, what is missing from this run; put it there
+// once. It is empty when nothing is missing.
 func (f *Fleet) Notice() string {
 	var lines []string
 	for _, d := range f.Degraded() {
@@ -933,17 +941,15 @@ func (f *Fleet) Health() []Health {
 	return out
 }
 
-// String renders Health and Degraded as JSON, which makes a Fleet an
-// [expvar.Var].
+// String renders Health and Degraded as JSON, which makes a Fleet an [expvar.Var].
 func (f *Fleet) String() string {
 	b, _ := json.Marshal(map[string]any{"servers": f.Health(), "degraded": f.Degraded()}) // nothing in it can fail
 	return string(b)
 }
 
-// Readopt tries the degraded servers again and returns the names of those that
-// are back, in the order of declaration. It may run beside calls; the caller
-// decides when it is worth it. A server that is still missing is no error, but
-// [Fleet.Degraded], with the latest reason; an error is the end of ctx.
+// Readopt tries the degraded servers again and returns the names of those that are back, in the order
+// of declaration. It may run beside calls; the caller decides when it is worth it. A server that is
+// still missing is no error, but [Fleet.Degraded], with the latest reason; an error is the end of ctx.
 func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	err = f.readopt(ctx, f.missing, func(s surveyed) {
 		if f.note(s.client, s.err); s.err == nil {
@@ -953,9 +959,8 @@ func (f *Fleet) Readopt(ctx context.Context) (back []string, err error) {
 	return back, err
 }
 
-// Refresh adopts the tools of stale servers anew (see [Client.Stale]), and
-// returns what changed. A server that cannot be read keeps the tools it had; the
-// error joins why. It may run beside calls.
+// Refresh adopts the tools of stale servers anew (see [Client.Stale]), and returns what changed.
+// A server that cannot be read keeps the tools it had; the error joins why. It may run beside calls.
 func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	var errs []error
 	err = f.readopt(ctx, (*Client).Stale, func(s surveyed) {
@@ -966,8 +971,7 @@ func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	return changes, errors.Join(append(errs, err)...)
 }
 
-// Close closes all servers at once and returns when the last has ended. The error
-// joins theirs.
+// Close closes all servers at once and returns when the last has ended. The error joins theirs.
 func (f *Fleet) Close() error {
 	errs := make([]error, len(f.clients))
 	var wg sync.WaitGroup
@@ -1043,8 +1047,7 @@ func (f *Fleet) readopt(ctx context.Context, meant func(*Client) bool, done func
 	return nil
 }
 
-// admit puts a list in force, and gives its tools their names in the fleet; or,
-// if one is taken, it changes nothing.
+// admit puts a list in force, and gives its tools their names in the fleet; if one is taken, it changes nothing.
 func (f *Fleet) admit(c *Client, a *Adoption) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -1064,6 +1067,7 @@ func (f *Fleet) admit(c *Client, a *Adoption) error {
 	for _, t := range a.Tools {
 		f.routes[t.Name] = c
 	}
+	delete(f.degraded, c)
 	c.commit(a)
 	return nil
 }
@@ -1076,8 +1080,7 @@ func (f *Fleet) missing(c *Client) bool {
 	return ok
 }
 
-// note takes an optional server among those that are missing, or off their list
-// if err is nil.
+// note takes an optional server among those that are missing, or off their list if err is nil.
 func (f *Fleet) note(c *Client, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -1104,7 +1107,7 @@ var absences = map[string]string{
 	"AUTH_REQUIRED":      "it refused our credentials",
 	"PROTOCOL":           "it did not speak the protocol",
 	"INVALID_RESULT":     "it did not speak the protocol",
-	"LIMIT":              "it did not speak the protocol",
+	"LIMIT":              "it sent more than is allowed",
 	"REFUSED":            "it refused to serve",
 	"BUDGET_EXCEEDED":    "the run was out of time",
 	"CONFIGURATION":      "it cannot be used as configured",
@@ -1170,11 +1173,11 @@ func envelop(source, text string) string {
 	return b.String()
 }
 
-// ErrorResult states any error as a result that a model can act on: IsError,
-// and one JSON object {error, message, details}. The codes are a closed list;
-// the package comment has them. The details are those of server, call,
-// may_have_run, retry_after_seconds and fields that are known. Nothing of the
-// server's, and nothing internal, is in it.
+// ErrorResult states any error as a result that a model can act on: IsError, and one JSON object
+// {error, message, details}. The codes are a closed list; the package comment has them. The details
+// are those of server, call, may_have_run, retry_after_seconds and fields that are known. Nothing
+// internal is in it, and of the server's only what says how to correct a call: the name of a tool,
+// and names and values from an input schema.
 func ErrorResult(err error) *Result {
 	code := errorCode(err)
 	message, details := errorAdvice[code], map[string]any{}
@@ -1230,7 +1233,7 @@ var errorAdvice = map[string]string{
 	"DISCONNECTED":       "The connection was lost during the call. If details say that the call may have run, check its effect before calling again.",
 	"PROTOCOL":           "The server gave no usable answer. The same call will likely fail again; use another way.",
 	"INVALID_RESULT":     "The server's result broke its own schema and was withheld. Use another way.",
-	"LIMIT":              "A message was larger than is allowed. Ask for less at a time.",
+	"LIMIT":              "A message was too large, or there were too many calls at once. Ask for less at a time.",
 	"REFUSED":            "The server refused the request. Do not repeat it unchanged.",
 	"AUTH_REQUIRED":      "The server wants other credentials. Ask the user to authenticate again.",
 	"CANCELLED":          "The call was cancelled. Do not repeat it unless asked to.",
@@ -1299,12 +1302,12 @@ func LoadConfigs(path string) ([]Config, error) {
 	return ParseConfigs(data, os.LookupEnv)
 }
 
-// ParseConfigs reads a list of configuration objects, or the `mcpServers`
-// object of other hosts. Texts may name variables, ${VAR} or ${VAR:-default},
-// which lookup resolves; a variable MCP_<NAME>_<KEY> overrides a key of the
-// file, and a transport chosen there discards what the file says about the
-// other one. A nil lookup means that there are no variables. The error joins a
-// *[ConfigError] for every problem; the configs are those that have none.
+// ParseConfigs reads a list of configuration objects, or the `mcpServers` object of other hosts.
+// Its texts may name variables, ${VAR} or ${VAR:-default}, which lookup resolves. A variable
+// MCP_<NAME>_<KEY>, in capitals and with '_' for '-' and '.', overrides a key of the file; a list
+// there is JSON or has commas, an object is JSON; and a transport chosen there discards what the
+// file says about the other one. A nil lookup means that there are no variables. The error joins
+// a *[ConfigError] for every problem; the configs are those that have none.
 func ParseConfigs(data []byte, lookup func(string) (string, bool)) ([]Config, error) {
 	if lookup == nil {
 		lookup = func(string) (string, bool) { return "", false }
@@ -1377,7 +1380,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	case *time.Duration:
 		want, to = "want a number of seconds", &seconds
 	case *[]string:
-		want = "want a list of texts"
+		want = `want a list of texts, like ["a", "b"]`
 	case *map[string]string:
 		want, *t = "want an object of texts", nil // else the layers would mix
 	}
@@ -1393,8 +1396,7 @@ func (s setting) set(c *Config, raw json.RawMessage) string {
 	return ""
 }
 
-// hasNull reports whether a null is in raw, which encoding/json takes for any
-// value that is left as it was.
+// hasNull reports whether a null is in raw, which encoding/json takes for any value that is left as it was.
 func hasNull(raw json.RawMessage) bool {
 	for d := json.NewDecoder(bytes.NewReader(raw)); ; {
 		if t, err := d.Token(); err != nil || t == nil {
@@ -1593,13 +1595,15 @@ func (e *entry) fromHost() bool {
 	if raw, ok := m["disabled"]; ok && json.Unmarshal(raw, &disabled) != nil {
 		e.problem("file", "disabled", raw, "want true or false")
 	}
-	if command, args := m["command"], m["args"]; command != nil || args != nil {
-		argv := texts(command) // without a command a null, since args alone are no argv
+	if command, args := m["command"], m["args"]; command != nil {
+		argv := texts(command)
 		if args != nil {
 			argv = append(argv, texts(args)...)
 		}
 		m["command"], _ = json.Marshal(argv) // what was JSON in parts is JSON together
 		delete(m, "args")
+	} else if args != nil {
+		e.problem("file", "args", nil, "there is no command that they are for")
 	}
 	kind := ""
 	if json.Unmarshal(m["type"], &kind) == nil && (strings.Contains(strings.ToLower(kind), "http") || strings.EqualFold(kind, "sse")) {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
+	"os"
 	"reflect"
 	"runtime"
 	"slices"
@@ -169,6 +171,7 @@ func TestParseConfigsHosts(t *testing.T) {
 		{"one that has no like here", `[{"name":"a","command":["x"],"disabled":true}]`, "", `disabled (file): unknown key`},
 		{"no name", `[{"name":"","command":["x"],"max_tools":"x"}]`, "", `server "#1": max_tools`},
 		{"VS Code", `{"servers":{"a":{"command":"x"}},"inputs":[]}`, "", `mcpServers (file): want a list of servers, or an object mcpServers`},
+		{"arguments of nothing", `{"mcpServers":{"a":{"args":["--token=hunter2"]}}}`, "", `server "a": args (file): there is no command that they are for`},
 		{"Latin-1", "[{\"name\":\"a\",\"command\":[\"x\"],\"env\":{\"PASSWORD\":\"gr\xfcn\"}}]", "", `config (file): this is not UTF-8 text`},
 		{"UTF-16", "\xff\xfe[\x00]\x00", "", `config (file): this is not UTF-8 text`},
 		{"a comment", "[{\"name\":\"a\",\r\n // why\r\n\"command\":[\"x\"]}]", "", `this is not valid JSON (line 2)`},
@@ -376,6 +379,16 @@ func TestClientCall(t *testing.T) {
 			}
 		})
 	}
+	t.Run("beyond checking", func(t *testing.T) {
+		t.Parallel()
+		dear := `{"type":"object","properties":{"a":{"items":{"allOf":[{}` + strings.Repeat(`,{"minimum":0}`, 200) + `]}}}}`
+		c := client(&FaultyServer{Tools: []Tool{tool("x", dear, "")}}, Config{Name: "s"}, nil)
+		defer c.Close()
+		_, err := c.Call(t.Context(), &Call{Tool: "x", Arguments: map[string]any{"a": slices.Repeat([]any{1}, 10_000)}})
+		if !errors.As(err, new(*SchemaError)) || !strings.Contains(err.Error(), `server "s": tools/call: `) || !strings.Contains(ErrorResult(err).Text(), "SCHEMA") {
+			t.Errorf("Call: %v", err)
+		}
+	})
 	t.Run("unknown tool", func(t *testing.T) {
 		t.Parallel()
 		c := client(serving("forecast"), Config{Name: "s"}, nil)
@@ -606,6 +619,47 @@ func TestHeaderMismatch(t *testing.T) {
 	var re *RPCError
 	if _, err := c.Call(t.Context(), &Call{Tool: "q"}); err == nil || errors.As(err, &re) == errors.Is(err, ReasonProtocol) {
 		t.Errorf("a second mismatch: %v", err)
+	}
+}
+
+// TestRandIsNotShared: a source of random numbers need not be safe for concurrent
+// use, although the transport and the policy of a server both draw from it.
+func TestRandIsNotShared(t *testing.T) {
+	t.Parallel()
+	var drawing, overlaps atomic.Int32
+	c, err := New(Config{Name: "s", Endpoint: "http://127.0.0.1:1/"}, &Options{Rand: func(n int64) int64 {
+		if drawing.Add(1) > 1 {
+			overlaps.Add(1)
+		}
+		for range 10 {
+			runtime.Gosched()
+		}
+		drawing.Add(-1)
+		return n - 1
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	policy := c.s.(*ResilientSession).guard
+	wire := innermost(c.s).(*TransportSession).t.(*HTTPTransport)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 500 {
+				policy.mu.Lock()
+				policy.drawLocked(10)
+				policy.mu.Unlock()
+			}
+		})
+		wg.Go(func() {
+			for range 500 {
+				wire.draw(10)
+			}
+		})
+	}
+	if wg.Wait(); overlaps.Load() > 0 {
+		t.Errorf("Rand was called %d times while it was running", overlaps.Load())
 	}
 }
 
@@ -986,6 +1040,84 @@ func TestAdoptInFleet(t *testing.T) {
 	}
 }
 
+// TestStaleUntilAdopted: that a list was read does not mean that it was adopted.
+func TestStaleUntilAdopted(t *testing.T) {
+	t.Parallel()
+	const a, told, b = `{"name":"a","inputSchema":{"type":"object"}}`, `{"name":"a","description":"new","inputSchema":{"type":"object"}}`, `{"name":"b","inputSchema":{"type":"object"}}`
+	list := func(tools string) json.RawMessage { return json.RawMessage(`{"tools":[` + tools + `]}`) }
+	start := func(t *testing.T) (*Fleet, *RecordingTransport) {
+		rt := NewRecordingTransport(map[string]any{"tools/list": list(a), "tools/call": &Result{}})
+		cfg := Config{Name: "s", Allow: []string{"a"}}
+		f, err := Assemble(t.Context(), client2(NewSession(rt, cfg, nil), cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		rt.SendNotification("notifications/tools/list_changed", nil)
+		return f, rt
+	}
+	tests := []struct {
+		name string
+		then func(f *Fleet, rt *RecordingTransport) error
+		err  bool
+	}{
+		{"the list cannot be read", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", ReasonTimeout)
+			_, err := f.Refresh(t.Context())
+			return err
+		}, true},
+		{"the list cannot be adopted", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", list(b))
+			_, err := f.Refresh(t.Context())
+			return err
+		}, true},
+		{"read on reconnecting, with the same schemas", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Disconnect()
+			_, err := f.Call(t.Context(), &Call{Tool: "a"})
+			return err
+		}, false},
+		{"not read on reconnecting", func(f *Fleet, rt *RecordingTransport) error {
+			rt.Script("tools/list", ReasonTimeout)
+			rt.Disconnect()
+			_, err := f.Call(t.Context(), &Call{Tool: "a"})
+			return err
+		}, false},
+	}
+	for _, tt := range tests {
+		f, rt := start(t)
+		if err := tt.then(f, rt); (err != nil) != tt.err || !f.Client("s").Stale() {
+			t.Errorf("%s: stale is %v, error %v", tt.name, f.Client("s").Stale(), err)
+		}
+		rt.Script("tools/list", list(told))
+		if _, err := f.Refresh(t.Context()); err != nil || f.Client("s").Stale() || len(f.Tools()) != 1 || f.Tools()[0].Description != "new" {
+			t.Errorf("%s: then %v, error %v, stale %v", tt.name, f.Tools(), err, f.Client("s").Stale())
+		}
+	}
+}
+
+// A server whose tools are listed is not said to be missing, however they came.
+func TestAdoptedIsNotMissing(t *testing.T) {
+	t.Parallel()
+	for name, adopt := range map[string]func(f *Fleet) error{
+		"Adopt":   func(f *Fleet) error { _, err := f.Client("s").Adopt(t.Context()); return err },
+		"Refresh": func(f *Fleet) error { _, err := f.Refresh(t.Context()); return err },
+		"Readopt": func(f *Fleet) error { _, err := f.Readopt(t.Context()); return err },
+	} {
+		rt := NewRecordingTransport(map[string]any{"tools/list": []Tool{}})
+		cfg := Config{Name: "s", Allow: []string{"a"}, Optional: true}
+		f, err := Assemble(t.Context(), client2(NewSession(rt, cfg, nil), cfg))
+		if err != nil || len(f.Degraded()) != 1 {
+			t.Fatalf("Assemble: %v, %v", f.Degraded(), err)
+		}
+		rt.Script("tools/list", []Tool{tool("a", anyObject, "")})
+		rt.SendNotification("notifications/tools/list_changed", nil)
+		if err := adopt(f); err != nil || len(f.Tools()) != 1 || f.Notice() != "" {
+			t.Errorf("%s: error %v, tools %v, notice %q", name, err, f.Tools(), f.Notice())
+		}
+		f.Close()
+	}
+}
+
 // TestRefresh adopts what changed while a server was away, and only then.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
@@ -1164,6 +1296,25 @@ func TestErrorResult(t *testing.T) {
 	}
 	if len(unseen) > 0 {
 		t.Errorf("codes without a row: %v", unseen)
+	}
+	// A limit is not always one of a message's length.
+	if r := ErrorResult(&TransportError{Reason: ReasonLimit, Detail: "all 32 slots stayed taken"}); !strings.Contains(r.Text(), "too many calls") {
+		t.Errorf("of slots that stayed taken a model reads %s", r.Text())
+	}
+	if errorAdvice["LIMIT"] == errorAdvice["PROTOCOL"] || absences["LIMIT"] == absences["PROTOCOL"] {
+		t.Error("a server that sends too much is said not to speak the protocol")
+	}
+	doc, err := os.ReadFile("mcp.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, _, _ := strings.Cut(string(doc), "package mcp\n")
+	_, list, _ = strings.Cut(list, "closed list:\n")
+	list, _, _ = strings.Cut(list, ".\n")
+	codes := strings.Split(strings.NewReplacer("// ", "", "\n", " ").Replace(list), ", ")
+	slices.Sort(codes)
+	if !slices.Equal(codes, slices.Sorted(maps.Keys(errorAdvice))) {
+		t.Errorf("the package comment lists the codes %q", codes)
 	}
 }
 

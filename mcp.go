@@ -24,36 +24,37 @@
 //	          carries one   speaks     bounds, retries,    adopts    assembles many,
 //	          request       MCP        breaks, observes    tools     degrades
 //
-// Each link wraps the one before behind a small interface, so each can be
-// replaced, faked and tested alone. [New] composes a [Client] from one
-// [Config], [Open] a [Fleet] from many.
+// Each link wraps the one before behind a small interface, so each can be replaced, faked
+// and tested alone. [New] composes a [Client] from one [Config], [Open] a [Fleet] from many.
+// A type that has a constructor has no use for its zero value, unless its comment says so.
 //
 // # Time
 //
-// A call is bounded by [Config.CallTimeout] and by what is left of the run: the
-// earlier of the context's deadline and [Options.Deadline]. Connecting and the
-// tool list have ceilings of their own. When a ceiling ends a wait, the error is
-// [ReasonTimeout] and counts against the server; when the run does, it is a
-// [BudgetError] and does not; when the caller cancels, the error is the
-// caller's. Ties go to the run. A run that usually has less time left than the
-// ceiling never blames a server that hangs: keep CallTimeout well under the
-// time that a run has.
+// Each attempt at a call is bounded by [Config.CallTimeout] and by what is left of the
+// run: the earlier of the context's deadline and [Options.Deadline]. Connecting, where a
+// call has to, and the tool list have ceilings of their own. When a ceiling ends a wait,
+// the error is [ReasonTimeout] and counts against the server; when the run does, it is a
+// [BudgetError] and does not; when the caller cancels, it is [ReasonCancelled], around the
+// caller's own. Ties go to the run. A run that usually has less time left than the ceiling
+// never blames a server that hangs: keep CallTimeout well under the time that a run has.
 //
 // # Retrying
 //
-// Retries are off until [RetryConfig] asks for them. What was certainly not run
-// may be repeated always; what may have run only if repeating is safe: reading,
-// and calls with a [Call.IdempotencyKey] (or, if the operator says so, an
-// annotation). The key travels in the request's `_meta` as idempotency-key. A
-// [TransportError] says which it was: Sent. Waits are drawn evenly from
-// zero to a doubling ceiling, and never outlast the run.
+// Retries are off until [RetryConfig] asks for them, but for what was certainly not run:
+// an HTTP endpoint is dialled up to three times, and a request whose connection or session
+// was gone is sent once more, on a new one. What was not run may be repeated always; what may
+// have run only if repeating is safe: reading, and calls with a [Call.IdempotencyKey] (or,
+// if the operator says so, an annotation). The key travels in the request's `_meta` as
+// idempotency-key. A [TransportError] says which it was: Sent. Waits are drawn evenly from
+// zero to a doubling ceiling, after any Retry-After, and never outlast the run.
 //
 // # Errors
 //
 // Test for a kind with errors.Is(err, [ReasonTimeout]) and look inside with
-// errors.As. Every error names the server as configured and the operation, and
-// none has a word in its text that the server wrote; what it wrote is in
-// fields: [TransportError.Raw], [RPCError.Message], [ProtocolError.Raw].
+// errors.As. An error of an operation names it, and the server as configured. No
+// error has a word in its text that the server wrote, but a [ConfigError] about a
+// tool may name it; what the server wrote is in fields: [TransportError.Raw],
+// [RPCError.Message], [ProtocolError.Raw].
 //
 //	TransportError    no answer: disconnected, timeout, protocol, limit, unavailable, cancelled
 //	RPCError          the answer is no: a JSON-RPC error
@@ -61,7 +62,7 @@
 //	UnavailableError  the breaker refused, or a required server could not be adopted
 //	BudgetError       the run is out of time
 //	ArgumentError     the arguments do not fit; nothing was sent
-//	SchemaError       a schema that cannot be held
+//	SchemaError       a schema that cannot be held, or not checked within bounds
 //	ConfigError       one problem of a configuration
 //
 // [ErrorResult] states any of them for a model, with a code of a closed list:
@@ -71,19 +72,21 @@
 //
 // # Concurrency
 //
-// Everything is safe for concurrent use unless its comment says otherwise. A
-// stdio server costs two goroutines while its child lives, an HTTP server none
-// while it is idle, the policy none ever, [Assemble] one a server until it
-// returns. Close may be called at any time, more than once, and returns when
-// what it ends has ended.
+// Everything is safe for concurrent use unless its comment says otherwise. A stdio
+// server costs two goroutines while its child lives, one more after a slow call, and
+// one for [Options.Stderr]; an HTTP server none while it is idle, unless [Config.Watch]
+// or a handler keeps a stream open; the policy none ever; [Assemble] one a server until
+// it returns. Close may be called at any time, more than once, and returns when what it
+// ends has ended.
 //
 // # Security
 //
 // A child is started from an argv, never a shell, and inherits only the
 // variables that [Config.EnvAllow] names. Redirects are never followed. Bytes,
 // lines, pages, depth, schemas, patterns, work and time that a server can cause
-// are bounded. No schema reference is ever fetched. What a model reads of a
-// server is marked as data, in an envelope that it cannot close.
+// are bounded. No schema reference is ever fetched. In what [Fleet.Answer] gives a
+// model, the server's text is marked as data, in an envelope that it cannot close;
+// descriptions and schemas of tools are the server's own words as they came.
 //
 // # Degradation
 //
@@ -129,9 +132,8 @@ const (
 	version2411 = "2024-11-05"
 )
 
-// Config declares one server: how it is reached and what is demanded of it.
-// It is a plain value: copy it, print it ([Config.String] shows no secret). A zero
-// field means the default that its comment states.
+// Config declares one server: how it is reached and what is demanded of it. It is a plain value: copy
+// it, print it ([Config.String] shows no secret). A zero field means the default that its comment states.
 type Config struct {
 	// Name is the operator's word for the server: letters, digits, '_' and
 	// '-'. Every error and span carries it.
@@ -147,7 +149,7 @@ type Config struct {
 	// Env holds variables that are set for the child.
 	Env map[string]string
 	// EnvAllow names variables that the child inherits. It gets these and
-	// Env, nothing else.
+	// Env, nothing else; on Windows SYSTEMROOT too, without which little starts.
 	EnvAllow []string
 
 	// Endpoint is the URL of an HTTP server.
@@ -161,7 +163,7 @@ type Config struct {
 	// Allow names the server's tools to adopt, nil for all. A name that the
 	// server lacks is an error.
 	Allow []string
-	// Deny names tools that are left out.
+	// Deny names the server's tools that are left out.
 	Deny []string
 	// Prefix, if set, makes model-facing names "prefix-name".
 	Prefix string
@@ -171,7 +173,7 @@ type Config struct {
 	ConnectTimeout   time.Duration // spawn or dial, and the handshake; 30 s
 	DiscoveryTimeout time.Duration // the whole tool list; 15 s
 	CallTimeout      time.Duration // one attempt at one call; 30 s
-	ReadTimeout      time.Duration // how long a read may stall; 30 s
+	ReadTimeout      time.Duration // how long a read may stall, over SSE a tool be silent; 30 s
 
 	MaxMessageBytes int // one message, either way; 8 MiB
 	MaxInFlight     int // requests outstanding at once; 32
@@ -184,7 +186,7 @@ type Config struct {
 	// BreakerFailures is how many consecutive faults stop the server being
 	// called; 5. Negative means no breaker.
 	BreakerFailures int
-	// BreakerReset is the time until one probe is let through; 30 s.
+	// BreakerReset is the time, drawn up to a tenth longer, until one probe goes; 30 s.
 	BreakerReset time.Duration
 
 	// Arguments and Results say what a schema violation costs: "enforce"
@@ -206,7 +208,7 @@ type Config struct {
 // RetryConfig says how a safe operation is repeated. The zero value is one
 // attempt, that is, no retry at all.
 type RetryConfig struct {
-	MaxAttempts   int           // attempts in all, the transport's own included; 1
+	MaxAttempts   int           // attempts in all; the transport's tries at connecting use them up, too; 1
 	BaseDelay     time.Duration // ceiling of the first wait; 200 ms
 	MaxDelay      time.Duration // ceiling of any wait; 5 s
 	MaxRetryAfter time.Duration // longest Retry-After that is obeyed; 60 s
@@ -243,8 +245,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate reports every problem of c at once: an [errors.Join] of
-// *[ConfigError]. A valid Config yields nil.
+// Validate reports every problem of c at once: an [errors.Join] of *[ConfigError], or nil.
 func (c Config) Validate() error {
 	var errs []error
 	for _, p := range c.problems() {
@@ -369,54 +370,54 @@ func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 // the same as String, and nothing that could be read back.
 func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// Options is what is not declaration: hooks and shared clients. A nil
-// *Options, like a zero one, means the default of every field. One Options may
-// serve any number of servers; its hooks may be called concurrently unless
-// their comment says otherwise.
+// Options is what is not declaration: hooks and shared clients. A nil *Options, like a zero one,
+// means the default of every field. One Options may serve any number of servers and is not changed
+// once it does; its hooks may be called concurrently unless their comment says otherwise.
 type Options struct {
 	// HTTPClient carries the requests of HTTP servers. It is copied, never
 	// changed; the copy follows no redirect. Nil means a client of our own.
 	HTTPClient *http.Client
-	// Authorize returns the value of the Authorization header. It is asked
-	// again once, with the WWW-Authenticate challenge, after a 401.
+	// Authorize returns the value of the Authorization header for a request; ""
+	// leaves what is configured. It is asked again once, with the WWW-Authenticate
+	// challenge, after a 401. Its error ends the request as ReasonUnavailable.
 	Authorize func(ctx context.Context, challenge string) (string, error)
 	// Handlers answer requests of the server by method:
 	// "elicitation/create", "sampling/createMessage", "roots/list". The
 	// capabilities that we declare follow from which of them exist.
 	Handlers map[string]HandlerFunc
 	// OnNotification sees the server's notifications, one after another and
-	// in order. A queue that overflows drops the newest, and counts them.
+	// in order. A queue that overflows drops the newest.
 	OnNotification func(server, method string, params json.RawMessage)
 	// Trace is called when a reach begins. The context it returns is used
 	// for the reach; the function, if not nil, is called when it has ended.
 	Trace func(ctx context.Context, r Reach) (context.Context, func(Health, error))
 	// OnState sees each transition of a breaker, in order, outside any lock.
 	OnState func(Health)
-	// Meta returns members for the `_meta` of a request, such as
-	// traceparent.
+	// Meta returns members for the `_meta` of a request, such as traceparent.
+	// Those of [Call.Meta] win.
 	Meta func(ctx context.Context) map[string]any
 	// Logger is silent when nil.
 	Logger *slog.Logger
-	// Stderr gets a copy of the children's stderr. A slow writer loses
-	// lines; it never blocks a child.
+	// Stderr gets a copy of the children's stderr, each child's from a goroutine
+	// of its own. A slow writer loses lines; it never blocks a child.
 	Stderr io.Writer
-	// Rand returns a number in [0, n); it is the source of jitter, and is
-	// called by one goroutine at a time for each server. Nil means a source
-	// of the session's own.
+	// Rand returns a number in [0, n); it is the source of jitter, and is called
+	// by one goroutine at a time for each Client that [New] or [Open] composes.
+	// Nil means a source of the session's own.
 	Rand func(n int64) int64
-	// ClientInfo names the program to servers. Zero means this library.
+	// ClientInfo names the program to servers. No Name means this library.
 	ClientInfo ServerInfo
 	// LocalNames are names of the agent's own tools, which no server's tool
 	// may take.
 	LocalNames []string
-	// Deadline is the end of the run, beside that of the context: the
-	// earlier wins. Zero means none.
+	// Deadline is the end of the run, beside that of the context: the earlier
+	// wins. It is the policy that keeps it. Zero means none.
 	Deadline time.Time
 }
 
-// A HandlerFunc answers a request of a server. Params and result are the
-// JSON of the request's params and result. An [*RPCError] is sent as it is, any
-// other error as a refusal without its text.
+// A HandlerFunc answers a request of a server. Params and result are the JSON of the
+// request's params and result. An [*RPCError] is sent as it is, any other error as a
+// refusal without its text; in 2026-07-28, where a result asks, it ends the call.
 type HandlerFunc func(ctx context.Context, server string, params json.RawMessage) (any, error)
 
 // A Reason says why a transport failed. It is an error, so that
@@ -434,24 +435,24 @@ const (
 	ReasonTimeout Reason = "timeout"
 	// ReasonProtocol: what came back was not protocol, or not an answer.
 	ReasonProtocol Reason = "protocol"
-	// ReasonLimit: a message ran past a bound.
+	// ReasonLimit: a message ran past a bound, or no slot came free.
 	ReasonLimit Reason = "limit"
 	// ReasonUnavailable: the endpoint could not be reached, the process
 	// would not start, or the server answered that it cannot serve now.
 	ReasonUnavailable Reason = "unavailable"
-	// ReasonCancelled: the caller gave up. The error unwraps to the caller's
-	// own [context.Canceled] or [context.DeadlineExceeded].
+	// ReasonCancelled: the caller gave up, and the error unwraps to
+	// [context.Canceled] or [context.DeadlineExceeded]; or a handler of its failed.
 	ReasonCancelled Reason = "cancelled"
 )
 
 func (r Reason) Error() string { return string(r) }
 
 // Origin says which operation an error belongs to. It is embedded in the error
-// types of this package.
+// types of this package, but for those about a schema, a setting or a saga.
 type Origin struct {
-	Server   string // the name in the server's Config
+	Server   string // the name in the server's Config; empty if no server is concerned
 	Op       string // "connect", "tools/list", "tools/call", …
-	Call     string // the id of the operation, as in its span and log lines
+	Call     string // the id of the operation, as in its span and log lines; empty if it has none
 	Attempts int    // attempts made, the transport's own tries included
 	GaveUp   string // why no further attempt was made: see [Guard.Do]
 }
@@ -566,9 +567,9 @@ var rpcCodes = map[int]string{
 	-32022: " (unsupported protocol version)", -32042: " (URL elicitation required)",
 }
 
-// A ProtocolError is an answer that is none: a result outside its tool's
-// schema, a promise of structured content that was not kept, or a message that
-// breaks the protocol above the transport.
+// A ProtocolError is an answer that is none: a result outside its tool's schema, or a
+// promise of structured content that was not kept. What breaks the protocol in any other
+// way is a [TransportError]; errors.Is with [ReasonProtocol] holds for both.
 type ProtocolError struct {
 	Origin
 	Detail string  // what is wrong, in our words
@@ -582,8 +583,8 @@ func (e *ProtocolError) Error() string { return e.prefix() + "protocol: " + e.De
 // Is reports whether target is [ReasonProtocol].
 func (e *ProtocolError) Is(target error) bool { return target == error(ReasonProtocol) }
 
-// An UnavailableError is a refusal of ours: the breaker is not closed, or a
-// required server could not be adopted. No request was sent.
+// An UnavailableError is a refusal of ours: the breaker is not closed, and nothing was
+// sent; or it is, and a required server could not be adopted, for the reason in Err.
 type UnavailableError struct {
 	Origin
 	State      BreakerState
@@ -616,7 +617,7 @@ type BudgetError struct {
 	Origin
 	Breached string // "run_seconds"
 	Sent     bool   // whether the server may have run the request
-	Err      error  // the caller's [context.DeadlineExceeded], or the last fault
+	Err      error  // [context.DeadlineExceeded], and the last fault if there was one
 }
 
 func (e *BudgetError) Error() string {
@@ -674,7 +675,7 @@ func (e *ArgumentError) Feedback() string {
 type ConfigError struct {
 	Server string // the name, or the position in the list if it has none
 	Key    string // the key as the file spells it
-	Layer  string // "file", "environment", "code"
+	Layer  string // "file", "environment", "code"; empty for what a server does not meet
 	Value  string // what was given; secrets are masked
 	Detail string // what is wrong, and what to do
 }
@@ -701,15 +702,15 @@ func (e *ConfigError) Error() string {
 // elsewhere, and changes only under the promise of the package comment; new
 // abilities arrive as optional interfaces.
 //
-// All methods are safe for concurrent use. None outlives its context.
+// All methods are safe for concurrent use. None outlives its context. An error is a
+// *[TransportError], of Call also an *[RPCError].
 type Transport interface {
 	// Open makes sure that there is a connection, and reports whether it is
 	// a new one, on which a handshake is due. It returns at once when the
 	// connection stands. The Inbound of the first call stays in force.
 	Open(ctx context.Context, in Inbound) (fresh bool, err error)
 	// Call sends a request and returns the `result` member of its answer,
-	// which the caller owns. The error is a *TransportError, or an *RPCError
-	// if the server refused.
+	// which the caller owns, or an *RPCError if the server refused.
 	Call(ctx context.Context, req *Request) (json.RawMessage, error)
 	// Notify sends a notification.
 	Notify(ctx context.Context, req *Request) error
@@ -774,7 +775,8 @@ func (r *Request) settle(msg []byte, id int64) bool {
 	return ok && n == id && r.to != nil && r.to.receive(result) == nil
 }
 
-// NewTransport returns the transport that cfg declares, not yet connected.
+// NewTransport returns the transport that cfg declares, not yet connected. An endpoint
+// that is none is a *[ConfigError]; for the rest, see [Config.Validate].
 func NewTransport(cfg Config, o *Options) (Transport, error) {
 	cfg = cfg.withDefaults()
 	if o == nil {
@@ -842,7 +844,8 @@ type Result struct {
 	// call ("cached …", "stub …"); empty for every genuine result.
 	Degraded string
 	Meta     json.RawMessage // `_meta`; nil if absent
-	// Issues are violations of a schema that "advise" let pass.
+	// Issues are violations of a schema that "advise" let pass, and what
+	// [Config.Normalize] has repaired.
 	Issues []Issue
 }
 
@@ -1127,9 +1130,9 @@ func (p *pager) next(cursor *string, size int) (Reason, string) {
 	return "", ""
 }
 
-// CallTool calls a tool by the server's own name for it, bounded by
-// [Config.CallTimeout]. Requests for input that come back instead of a result
-// are answered by [Options.Handlers], whose time does not count.
+// CallTool calls a tool by the server's own name for it. Requests for input that come
+// back instead of a result are answered by [Options.Handlers], at most eight times.
+// [Config.CallTimeout] bounds each of these rounds; the handlers' time does not count.
 func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, error) {
 	d := dialog{s: s, req: Request{Method: "tools/call", Name: call.Tool, Header: call.header}, call: call, ceiling: s.cfg.CallTimeout}
 	if err := s.converse(ctx, &d); err != nil {
@@ -1138,9 +1141,9 @@ func (s *TransportSession) CallTool(ctx context.Context, call *Call) (*Result, e
 	return &d.result.Result, nil
 }
 
-// Request sends any request and decodes its result into out, which may be nil
-// or a *[json.RawMessage]. Params encode to a JSON object, or are nil. It is
-// bounded by [Config.CallTimeout].
+// Request sends any request and decodes its result into out, which may be nil or a
+// *[json.RawMessage]. Params encode to a JSON object, or are nil. It is bounded as
+// CallTool is.
 func (s *TransportSession) Request(ctx context.Context, method string, params, out any) error {
 	d := dialog{s: s, req: Request{Method: method}, ceiling: s.cfg.CallTimeout}
 	if params != nil {

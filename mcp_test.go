@@ -85,7 +85,7 @@ func TestParseConfigsReportsEveryProblem(t *testing.T) {
 	got, err := ParseConfigs([]byte(file), vars(map[string]string{"MCP_OK_MAX_TOOLS": "many"}))
 	want := []string{
 		`server "bad name": name = "bad name" (file): use letters`,
-		`server "a": command = "x" (file): want a list of texts`,
+		`server "a": command = "x" (file): want a list of texts, like ["a", "b"]`,
 		`server "a": env = *** (file): want an object of texts`,
 		`server "a": timout_seconds (file): unknown key; did you mean "timeout_seconds"?`,
 		`server "b": command (file): a stdio server needs an argv`,
@@ -114,6 +114,41 @@ func TestParseConfigsReportsEveryProblem(t *testing.T) {
 		`[{"name":"a","command":["x"],"connect_timeout_seconds":1e300}]`, `[{"name":"a","command":["x"],"name":"b"}]`, `[{"name":"a","command":["x"],"retry":5}]`, `[{"name":"a"}]`, `[{"name":"a","command":["x"],"timeout":5}]`} {
 		if _, err := ParseConfigs([]byte(bad), nil); err == nil {
 			t.Errorf("ParseConfigs(%s) = nil error", bad)
+		}
+	}
+}
+
+// TestDefaultsAreDocumented holds the table of the README to withDefaults.
+func TestDefaultsAreDocumented(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("README.md")
+	if os.IsNotExist(err) {
+		t.Skip("this copy has no README")
+	}
+	c := Config{}.withDefaults()
+	for _, want := range []string{
+		fmt.Sprintf("| `protocol` | `%s` |", c.Protocol),
+		fmt.Sprintf("| `connect_timeout_seconds` | %v |", c.ConnectTimeout.Seconds()),
+		fmt.Sprintf("| `discovery_timeout_seconds` | %v |", c.DiscoveryTimeout.Seconds()),
+		fmt.Sprintf("| `timeout_seconds` | %v |", c.CallTimeout.Seconds()),
+		fmt.Sprintf("| `read_timeout_seconds` | %v |", c.ReadTimeout.Seconds()),
+		fmt.Sprintf("| `max_message_bytes` | %d MiB |", c.MaxMessageBytes>>20),
+		fmt.Sprintf("| `max_in_flight` | %d |", c.MaxInFlight),
+		fmt.Sprintf("| `max_tools`, `max_schema_bytes` | %d, %d MiB |", c.MaxTools, c.MaxSchemaBytes>>20),
+		fmt.Sprintf("| `max_result_bytes` | %d KiB |", c.MaxResultBytes>>10),
+		fmt.Sprintf("`max_attempts` %d, `base_delay_seconds` %v, `max_delay_seconds` %v, `max_retry_after_seconds` %v |",
+			c.Retry.MaxAttempts, c.Retry.BaseDelay.Seconds(), c.Retry.MaxDelay.Seconds(), c.Retry.MaxRetryAfter.Seconds()),
+		fmt.Sprintf("| `breaker_failures`, `breaker_reset_seconds` | %d, %v |", c.BreakerFailures, c.BreakerReset.Seconds()),
+		fmt.Sprintf("| `arguments`, `results` | `%s` |", c.Arguments),
+		strings.Join(hostEnv, ", "),
+	} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("README.md does not say %s", want)
+		}
+	}
+	for key := range hostKeys {
+		if !strings.Contains(string(b), "`"+key+"`") {
+			t.Errorf("README.md does not mention the key %s of other hosts", key)
 		}
 	}
 }

@@ -52,7 +52,7 @@ type Health struct {
 	RetryAfter          time.Duration `json:"retry_after_seconds"` // until a probe may go; 0 if one may, or is out
 
 	Calls     uint64 `json:"calls"`     // reaches that were admitted
-	Faults    uint64 `json:"faults"`    // of these, faults of the server
+	Faults    uint64 `json:"faults"`    // of these, faults of the server, settled in time
 	Late      uint64 `json:"late"`      // of these, settled after the breaker had moved on
 	Retried   uint64 `json:"retried"`   // of these, not the first of their operation
 	Opened    uint64 `json:"opened"`    // how often the breaker opened
@@ -92,7 +92,7 @@ type Reach struct {
 	Operation string       // "connect", "tools/call", …
 	Tool      string       // of a call
 	Call      string       // the id of the operation, as in its errors and log lines
-	Attempt   int          // from 1
+	Attempt   int          // from 1; the transport's own tries in reaches before are counted
 	State     BreakerState // at admission
 	Protocol  string       // the revision agreed upon; empty if unknown
 	Transport string       // "stdio" or "http"; empty if unknown
@@ -185,15 +185,16 @@ func NewGuard(cfg Config, o *Options) *Guard {
 // is retried if the operation is repeatable, or if a [TransportError] is certain
 // that nothing was sent. A panic of fn counts as a fault, and goes on.
 //
-// The error is that of the last attempt; or an [UnavailableError], if the breaker
-// refused the first; or, around the last fault, a [BudgetError] or a
-// [TransportError] with [ReasonCancelled], if the run or the caller ended it. Its
-// Sent covers all attempts. Its GaveUp says why there was no other:
+// The error is that of the last attempt; or an [UnavailableError], if the breaker refused
+// the first; or a [TransportError] with [ReasonLimit], if no slot came free within the
+// ceiling; or, around the last fault, a [BudgetError] or a TransportError with
+// [ReasonCancelled], if the run or the caller ended it. In an error of this package, Sent
+// covers all attempts, and GaveUp says why there was no other:
 //
 //	answered   what came back settles it, or would come again
 //	unsafe     the operation may have run, and may not run twice
-//	exhausted  all attempts were used, or the server asked for too long a wait
-//	deadline   the run is over before another attempt could begin
+//	exhausted  all attempts were used, no slot came free, or the server asked for too long a wait
+//	deadline   the run is over, or would be before another attempt
 //	breaker    the breaker is open
 //	cancelled  the caller gave up
 func (g *Guard) Do(ctx context.Context, op Operation, fn func(ctx context.Context) error) error {
@@ -846,8 +847,8 @@ func (t *toolReach) reach(ctx context.Context) (err error) {
 	return err
 }
 
-// Request carries any other method, if the session within can. Methods that only
-// read are repeatable.
+// Request carries any other method, if the session within can; the error wraps
+// [errors.ErrUnsupported] if not. Methods that only read are repeatable.
 func (s *ResilientSession) Request(ctx context.Context, method string, params, out any) error {
 	inner, ok := s.inner.(requester)
 	if !ok {
@@ -888,9 +889,9 @@ func toolsOnly(server, method string) error {
 		Detail: "the session carries tools only", Err: errors.ErrUnsupported}
 }
 
-// A FallbackSession is a [Session] with something to fall back on where the
-// server is unavailable, timed out or was disconnected, and for no other reason:
-// a refusal, bad arguments, a cancel and a run out of time stay errors. What it
+// A FallbackSession is a [Session] with something to fall back on where the server
+// is unavailable (or asks for fewer calls), timed out or was disconnected, and for no other
+// reason: a refusal, bad arguments, a cancel and a run out of time stay errors. What it
 // answers instead is marked, in [Result.Degraded] and by a first block of text.
 // It belongs around a [ResilientSession], and only around tools that read: a
 // remembered "sent" sends nothing.
@@ -953,7 +954,8 @@ func (s *FallbackSession) CallTool(ctx context.Context, call *Call) (*Result, er
 	return nil, err
 }
 
-// Request passes through: there is nothing to fall back on.
+// Request passes through: there is nothing to fall back on. If the session within carries
+// tools only, the error wraps [errors.ErrUnsupported].
 func (s *FallbackSession) Request(ctx context.Context, method string, params, out any) error {
 	if in, ok := s.Session.(requester); ok {
 		return in.Request(ctx, method, params, out)
@@ -1107,8 +1109,8 @@ func (s *Saga) Step(name string, do, undo func(ctx context.Context) error) {
 	s.steps = append(s.steps, sagaStep{name, do, undo})
 }
 
-// Run runs the steps in order. If one fails, or panics, or ends its goroutine,
-// those before it are undone in reverse order. The error is a *[SagaError].
+// Run runs the steps in order; none begins once ctx has ended. If one fails, or panics,
+// or ends its goroutine, those before it are undone in reverse order. The error is a *[SagaError].
 func (s *Saga) Run(ctx context.Context) error {
 	done, failed := 0, &SagaError{}
 	defer func() {

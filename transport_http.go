@@ -57,7 +57,8 @@ const (
 // HTTPTransport carries requests to an endpoint over Streamable HTTP, every
 // revision of it, and over the HTTP+SSE of 2024-11-05 if that is what answers.
 // It has no goroutine while nothing is going on, unless a stream is held open
-// for the server.
+// for the server. The methods are safe for concurrent use, and their errors those
+// of a [Transport].
 type HTTPTransport struct {
 	cfg       *Config // not changed; a pointer, behind which fmt does not look for secrets
 	o         *Options

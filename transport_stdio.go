@@ -54,7 +54,7 @@ const (
 // leaves the group is out of reach.
 //
 // When the child is gone, Open starts another. The methods are safe for
-// concurrent use.
+// concurrent use, and their errors those of a [Transport].
 type StdioTransport struct {
 	cfg     *Config // not changed; a pointer, behind which fmt does not look for secrets
 	stderr  io.Writer
@@ -244,7 +244,8 @@ func (t *StdioTransport) abandon() {
 
 // Close ends the child and what it has started: its stdin is closed, after a
 // short grace the group is told to terminate, and after five seconds in all it
-// is killed. Calls under way fail at once.
+// is killed. Calls under way fail at once. The error is nil unless the system keeps a
+// process alive for a second more than that.
 func (t *StdioTransport) Close() error {
 	t.closed.Store(true)
 	limit := time.After(stdioLimit + time.Second)
