@@ -671,12 +671,26 @@ func TestSchemaExplainResult(t *testing.T) {
 
 func TestSchemaExplainPlace(t *testing.T) {
 	t.Parallel()
-	s := mustCompile(t, `{"properties":{"a/b":{"items":{"$ref":"#/$defs/~1"}}},"$defs":{"/":{"type":"object","properties":{"c":{"minimum":3}}}}}`, schemaOptions{})
-	issues, more := s.explain(mustDecode(t, `{"a/b":[{},{"c":2}]}`), true)
-	want := []Issue{{"/a~1b/1/c", "minimum", "number ≥ 3", "2", "/$defs/~1/properties/c/minimum"}}
-	if !slices.Equal(issues, want) || more {
-		t.Errorf("explain = %+v, %t want %+v", issues, more, want)
+	for _, tt := range []struct {
+		schema, value string
+		want          Issue
+	}{
+		{`{"properties":{"a/b":{"items":{"$ref":"#/$defs/~1"}}},"$defs":{"/":{"type":"object","properties":{"c":{"minimum":3}}}}}`, `{"a/b":[{},{"c":2}]}`,
+			Issue{"/a~1b/1/c", "minimum", "number ≥ 3", "2", "/$defs/~1/properties/c/minimum"}},
+		{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, Issue{"/b", "dependentRequired", `needed because "a" is given`, "", "/dependentRequired"}},
+		{`{"dependencies":{"a":["b"]}}`, `{"a":1}`, Issue{"/b", "dependencies", `needed because "a" is given`, "", "/dependencies"}},
+		{`{"required":[""]}`, `{}`, Issue{"/", "required", "required, missing", "", "/required"}},
+		{`{"additionalProperties":false}`, `{"":1}`, Issue{"/", "additionalProperties", "unknown argument", "", "/additionalProperties"}},
+		{`{"properties":{"a":false}}`, `{"a":1}`, Issue{"/a", "false", "not allowed here", "", "/properties/a"}},
+		{`{"oneOf":[{"properties":{"":{"const":"a"}}},{"properties":{"":{"const":"b"},"x":{"const":"c"}}}]}`, `{"":"d","x":"d"}`,
+			Issue{"/", "oneOf", `one of "a", "b"`, `"d"`, "/oneOf"}},
+	} {
+		issues, more := mustCompile(t, tt.schema, schemaOptions{}).explain(mustDecode(t, tt.value), true)
+		if !slices.Equal(issues, []Issue{tt.want}) || more {
+			t.Errorf("%s: explain(%s) = %+v, %t want %+v", tt.schema, tt.value, issues, more, tt.want)
+		}
 	}
+	s := mustCompile(t, `{"properties":{"a/b":{"items":false}}}`, schemaOptions{})
 	if issues, _ := s.explain(map[string]any{"a/b": []any{}}, true); issues != nil {
 		t.Errorf("explain of a value that fits = %+v", issues)
 	}
