@@ -20,7 +20,7 @@ import (
 // An Issue is one place where a value does not fit its schema.
 type Issue struct {
 	Path       string // JSON Pointer into the value; long names are cut
-	Keyword    string // the schema keyword that was violated
+	Keyword    string // the schema keyword that was violated; false for the schema false, which has none
 	Want       string // what was expected; all there is to say where Got is empty
 	Got        string // what was given, as bounded JSON; for results its JSON type
 	SchemaPath string // JSON Pointer into the schema
@@ -166,9 +166,9 @@ type patternProperty struct {
 }
 
 type dependency struct {
-	name  string
-	names []string
-	node  *node
+	name, kw string // kw is which keyword says so
+	names    []string
+	node     *node
 }
 
 // find returns where a property is, or would be.
@@ -775,7 +775,7 @@ func (c *compiler) patternProperties() {
 
 func (c *compiler) dependencies() {
 	c.members(func(name string, at place) {
-		d := dependency{name: name}
+		d := dependency{name: name, kw: c.name}
 		if _, isList := at.raw.([]any); isList && c.name != "dependentSchemas" || c.name == "dependentRequired" {
 			d.names = c.names(at.raw)
 		} else {
@@ -1078,7 +1078,7 @@ func (c *checker) object(n *node, v map[string]any, x any) bool {
 		}
 		c.left -= len(d.names) >> 2
 		for _, name := range d.names {
-			if _, has := v[name]; !has && !c.miss(n, "dependentRequired", nil, name, d.name) {
+			if _, has := v[name]; !has && !c.miss(n, d.kw, nil, name, d.name) {
 				return false
 			}
 		}

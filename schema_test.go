@@ -21,6 +21,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -671,12 +672,26 @@ func TestSchemaExplainResult(t *testing.T) {
 
 func TestSchemaExplainPlace(t *testing.T) {
 	t.Parallel()
-	s := mustCompile(t, `{"properties":{"a/b":{"items":{"$ref":"#/$defs/~1"}}},"$defs":{"/":{"type":"object","properties":{"c":{"minimum":3}}}}}`, schemaOptions{})
-	issues, more := s.explain(mustDecode(t, `{"a/b":[{},{"c":2}]}`), true)
-	want := []Issue{{"/a~1b/1/c", "minimum", "number ≥ 3", "2", "/$defs/~1/properties/c/minimum"}}
-	if !slices.Equal(issues, want) || more {
-		t.Errorf("explain = %+v, %t want %+v", issues, more, want)
+	for _, tt := range []struct {
+		schema, value string
+		want          Issue
+	}{
+		{`{"properties":{"a/b":{"items":{"$ref":"#/$defs/~1"}}},"$defs":{"/":{"type":"object","properties":{"c":{"minimum":3}}}}}`, `{"a/b":[{},{"c":2}]}`,
+			Issue{"/a~1b/1/c", "minimum", "number ≥ 3", "2", "/$defs/~1/properties/c/minimum"}},
+		{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, Issue{"/b", "dependentRequired", `needed because "a" is given`, "", "/dependentRequired"}},
+		{`{"dependencies":{"a":["b"]}}`, `{"a":1}`, Issue{"/b", "dependencies", `needed because "a" is given`, "", "/dependencies"}},
+		{`{"required":[""]}`, `{}`, Issue{"/", "required", "required, missing", "", "/required"}},
+		{`{"additionalProperties":false}`, `{"":1}`, Issue{"/", "additionalProperties", "unknown argument", "", "/additionalProperties"}},
+		{`{"properties":{"a":false}}`, `{"a":1}`, Issue{"/a", "false", "not allowed here", "", "/properties/a"}},
+		{`{"oneOf":[{"properties":{"":{"const":"a"}}},{"properties":{"":{"const":"b"},"x":{"const":"c"}}}]}`, `{"":"d","x":"d"}`,
+			Issue{"/", "oneOf", `one of "a", "b"`, `"d"`, "/oneOf"}},
+	} {
+		issues, more := mustCompile(t, tt.schema, schemaOptions{}).explain(mustDecode(t, tt.value), true)
+		if !slices.Equal(issues, []Issue{tt.want}) || more {
+			t.Errorf("%s: explain(%s) = %+v, %t want %+v", tt.schema, tt.value, issues, more, tt.want)
+		}
 	}
+	s := mustCompile(t, `{"properties":{"a/b":{"items":false}}}`, schemaOptions{})
 	if issues, _ := s.explain(map[string]any{"a/b": []any{}}, true); issues != nil {
 		t.Errorf("explain of a value that fits = %+v", issues)
 	}
@@ -1436,7 +1451,7 @@ func someOf[T any](g generator, most int, make func() T) []any {
 	return list
 }
 
-func (g generator) name() string    { return oneOf(g, "a", "b", "ab", "c") }
+func (g generator) name() string    { return oneOf(g, "a", "b", "ab", "c", "a", "b", "ab", "c", "") }
 func (g generator) pattern() string { return oneOf(g, "^a", "b$", "^[^a]*$", "a|b", "ö") }
 func (g generator) kind() string {
 	return oneOf(g, "null", "boolean", "integer", "number", "string", "array", "object", "array", "object")
@@ -1547,8 +1562,39 @@ func (g generator) document() (doc map[string]any, raw []byte) {
 	return doc, raw
 }
 
+// at follows a JSON Pointer.
+func at(v any, pointer string) (any, bool) {
+	for _, token := range strings.Split(pointer, "/")[1:] {
+		list, _ := v.([]any)
+		m, _ := v.(map[string]any)
+		has := false
+		if v, has = m[strings.NewReplacer("~1", "/", "~0", "~").Replace(token)]; has {
+			continue
+		}
+		i, err := strconv.Atoi(token)
+		if err != nil || i >= len(list) {
+			return nil, false
+		}
+		v = list[i]
+	}
+	return v, true
+}
+
+// placed reports whether an issue is about a place that x has, or a member that it lacks, and about a
+// keyword that the schema has in the place which is named.
+func placed(doc, x any, is Issue) bool {
+	_, given := at(x, is.Path)
+	if is.Keyword == "required" || strings.HasPrefix(is.Keyword, "depend") {
+		_, around := at(x, is.Path[:max(0, strings.LastIndex(is.Path, "/"))])
+		given = around && !given
+	}
+	rule, stands := at(doc, is.SchemaPath)
+	return given && stands && (strings.HasSuffix(is.SchemaPath, "/"+is.Keyword) || is.Keyword == "false" && rule == false)
+}
+
 // TestSchemaOracle holds the verdicts of thousands of schemas against the oracle's, what is said of a
-// misfit against the verdict, and a walk that runs out of work anywhere to neither panic nor lie.
+// misfit against the verdict and its place, and a walk that runs out of work anywhere to neither panic
+// nor lie.
 func TestSchemaOracle(t *testing.T) {
 	t.Parallel()
 	valid, invalid := 0, 0
@@ -1584,6 +1630,11 @@ func TestSchemaOracle(t *testing.T) {
 					issues, _ := tight.explain(v, quote)
 					if len(issues) == 0 && want == verdictInvalid || len(issues) > 0 && want == verdictValid && work == s.limits.work {
 						t.Errorf("seed %d: with work for %d: %d issues, want verdict %d\n%s\n%s", seed, work, len(issues), want, raw, text)
+					}
+					for _, is := range issues {
+						if work == s.limits.work && !placed(doc, v, is) {
+							t.Errorf("seed %d: an issue about no place: %+v\n%s\n%s", seed, is, raw, text)
+						}
 					}
 				}
 				if m, ok := v.(map[string]any); ok {

@@ -229,16 +229,16 @@ func (e *explainer) add(is Issue) {
 	}
 }
 
-// note adds an issue, about a member if it names one. Work is charged for it, so that no schema can
-// have an endless tale told.
-func (c *checker) note(n *node, kw, member, want, got string) bool {
+// note adds an issue, about what is at a path. Work is charged for it, so that no schema can have an
+// endless tale told.
+func (c *checker) note(n *node, kw, path, want, got string) bool {
 	c.misfits++
 	if c.left -= 16; c.left >= 0 {
-		path := c.ex.path
-		if member != "" {
-			path = joinPath(path, member)
+		place := n.path + "/" + kw
+		if n.types == 0 { // the schema false, which has no keywords
+			kw, place = "false", n.path
 		}
-		c.ex.add(Issue{path, kw, c.ex.as + want, got, n.path + "/" + kw})
+		c.ex.add(Issue{path, kw, c.ex.as + want, got, place})
 	}
 	return c.left >= 0 && !c.ex.more
 }
@@ -249,12 +249,12 @@ func (c *checker) miss(n *node, kw string, x any, names ...string) bool {
 	if c.ex == nil {
 		return false
 	}
-	member := ""
-	if names != nil && (c.ex.quote || kw == "required" || kw == "dependentRequired") { // other names are the result's own
-		member = names[0]
+	path := c.ex.path
+	if names != nil && (c.ex.quote || kw == "required" || len(names) > 1) { // other names are the result's own
+		path = joinPath(path, names[0])
 	}
 	want, got := c.phrase(n, kw, x, names)
-	return c.note(n, kw, member, want, got)
+	return c.note(n, kw, path, want, got)
 }
 
 // extra checks a member that nothing declares.
@@ -296,7 +296,7 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 	kind := kindOf(x)
 	near := slices.DeleteFunc(slices.Clone(group), func(s *node) bool { return s.admits&kind == 0 })
 	if len(near) == 0 {
-		return c.note(n, kw, "", admitted(group).String(), ex.value(x, true))
+		return c.note(n, kw, ex.path, admitted(group).String(), ex.value(x, true))
 	}
 	if !slices.ContainsFunc(near, func(s *node) bool { return s.con == nil && s.enum == nil }) { // the nearest alone would mislead
 		all := new(choice)
@@ -304,7 +304,7 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 			all.values = append(all.values, cmp.Or(s.con, s.enum).values...)
 		}
 		c.left -= len(all.values) >> 4
-		return c.note(n, kw, "", ex.wants(&node{enum: all}), ex.value(x, false))
+		return c.note(n, kw, ex.path, ex.wants(&node{enum: all}), ex.value(x, false))
 	}
 	as := ex.as
 	if hit, tag, values := c.nearTag(near, x); hit != nil {
@@ -312,7 +312,7 @@ func (c *checker) unfit(n *node, kw string, group []*node, x any) bool {
 			as = "(as " + quoteText(tag) + ") " // instead of that around it: unions may lie in unions without end
 		}
 	} else if len(values) > 0 && ex.quote {
-		return c.note(n, kw, tag, "one of "+listText(values, maxChoices, quoteValue), ex.value(x.(map[string]any)[tag], false))
+		return c.note(n, kw, joinPath(ex.path, tag), "one of "+listText(values, maxChoices, quoteValue), ex.value(x.(map[string]any)[tag], false))
 	}
 	var best *explainer
 	for _, s := range near {
@@ -358,7 +358,7 @@ func (c *checker) nearTag(group []*node, x any) (hit *node, tag string, values [
 			case may == nil:
 			case may.texts[got]:
 				return s, got, nil
-			case tag == "" || tag == p.name:
+			case values == nil || tag == p.name:
 				c.left -= len(may.values) >> 4
 				tag, values = p.name, append(values, may.values...)
 			}
@@ -376,7 +376,7 @@ func (c *checker) phrase(n *node, kw string, x any, names []string) (want, got s
 			return "required " + sub.admits.String() + ", missing", ""
 		}
 		return "required, missing", ""
-	case "dependentRequired":
+	case "dependentRequired", "dependencies":
 		if c.ex.quote {
 			return "needed because " + quoteText(names[1]) + " is given", ""
 		}
