@@ -966,9 +966,10 @@ type TransportSession struct {
 	dropped  int                       // notifications that found the queue full
 	badTools int                       // entries of the latest list that were no tools
 	changed  bool                      // the server has announced a change of its tools
+	deaf     bool                      // a stream of its announcements has ended, and none has begun since
 	fresh    time.Time                 // until when the tool list is fresh; zero = not said
 	idle     chan struct{}             // closed by the goroutine that delivers the queue when it ends; nil if there is none
-	unwatch  context.CancelFunc        // ends the subscriptions/listen stream; nil if none
+	unwatch  context.CancelFunc        // ends the subscriptions/listen stream, if any
 	closed   bool
 }
 
@@ -1010,7 +1011,7 @@ func NewSession(t Transport, cfg Config, o *Options) *TransportSession {
 		o = &Options{}
 	}
 	cfg = cfg.withDefaults()
-	s := &TransportSession{t: t, cfg: &cfg, o: o, kept: buffers{spares: newSpares()}, progress: map[string]func(Progress){}}
+	s := &TransportSession{t: t, cfg: &cfg, o: o, kept: buffers{spares: newSpares()}, progress: map[string]func(Progress){}, unwatch: func() {}}
 	_, s.direct = t.(honoursDeadline)
 	switch t.(type) {
 	case *StdioTransport, *HTTPTransport:
@@ -1186,9 +1187,7 @@ func (s *TransportSession) Close() error {
 	s.closed = true
 	idle, unwatch := s.idle, s.unwatch
 	s.mu.Unlock()
-	if unwatch != nil {
-		unwatch()
-	}
+	unwatch()
 	err := s.t.Close()
 	s.wg.Wait()
 	s.await(context.Background(), idle)
@@ -1384,8 +1383,9 @@ func ceilingError(ctx context.Context, err error) error {
 	if err == nil || context.Cause(ctx) != errCeiling || !errors.As(err, &te) || te.Reason != ReasonCancelled {
 		return err
 	}
+	te = copied(te) // it may have been given to others too
 	te.Reason, te.Err = ReasonTimeout, nil
-	return err
+	return te
 }
 
 // lost notes what a failed request says about the connection, and reports
@@ -1711,8 +1711,9 @@ type heard struct {
 func (s *TransportSession) ask(ctx context.Context, wg *sync.WaitGroup, req *Request) <-chan heard {
 	c := make(chan heard, 1)
 	wg.Go(func() {
-		raw, err := s.t.Call(ctx, req)
-		c <- heard{raw, err}
+		a := heard{err: s.failure("connect", ReasonCancelled, "the call did not return", nil)} // a hook of the user's may end it
+		defer func() { c <- a }()
+		a.raw, a.err = s.t.Call(ctx, req)
 	})
 	return c
 }
@@ -2021,9 +2022,10 @@ func withFormDefaults(answer, params json.RawMessage) (json.RawMessage, error) {
 // notified takes a notification from the transport. It never blocks.
 func (s *TransportSession) notified(method string, params json.RawMessage) {
 	switch method {
-	case "notifications/tools/list_changed":
+	case "notifications/tools/list_changed", "notifications/subscriptions/acknowledged":
 		s.mu.Lock()
-		s.changed = true
+		s.changed = s.changed || s.deaf || method == "notifications/tools/list_changed"
+		s.deaf = false
 		s.mu.Unlock()
 	case "notifications/progress":
 		token := textMember(params, "progressToken")
@@ -2070,12 +2072,19 @@ func (s *TransportSession) enqueue(size int, f func()) {
 
 // deliver calls what is in the queue, in order, until it is empty.
 func (s *TransportSession) deliver(idle chan struct{}) {
-	defer close(idle)
+	left := true
+	defer func() {
+		if left { // by the user, as t.FailNow does
+			go s.deliver(idle) // ends like this one
+		}
+	}()
 	for {
 		s.mu.Lock()
 		if len(s.queue) == 0 || s.closed {
 			s.queue, s.queued, s.idle = nil, 0, nil
 			s.mu.Unlock()
+			left = false
+			close(idle)
 			return
 		}
 		next := s.queue[0]
@@ -2129,44 +2138,39 @@ func (s *TransportSession) await(ctx context.Context, c <-chan struct{}) {
 // be watched. Up to 2025-11-25, a server may also send its requests there, so
 // that whoever has handlers listens too.
 func (s *TransportSession) watch(ctx context.Context, l *link) {
-	if l.version != version2026 {
-		if t, ok := s.t.(listener); ok && (s.cfg.Watch || len(s.o.Handlers) > 0) {
-			t.listen(ctx, l.version)
-		}
-		return
-	}
+	modern := l.version == version2026
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.cfg.Watch || s.unwatch != nil || s.closed {
-		return
+	s.unwatch() // the agreement that it belongs to is over
+	if modern && s.cfg.Watch && !s.closed {
+		ctx, stop := context.WithCancel(context.Background())
+		s.unwatch = stop
+		s.wg.Go(func() { // ends with the agreement, or with Close, which waits for it
+			defer stop()
+			s.subscribe(ctx, l)
+		})
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	s.unwatch = stop
-	s.wg.Go(func() { // ends with Close, which waits for it
-		defer stop()
-		s.subscribe(ctx)
-		s.mu.Lock()
-		s.unwatch = nil // a later connection may offer it
-		s.mu.Unlock()
-	})
+	s.mu.Unlock()
+	if t, ok := s.t.(listener); ok && !modern && (s.cfg.Watch || len(s.o.Handlers) > 0) {
+		t.listen(ctx, l.version)
+	}
 }
 
 // subscribe keeps a subscriptions/listen request open (MCP 2026-07-28,
 // subscriptions), and begins another when it ends, less and less eagerly.
-func (s *TransportSession) subscribe(ctx context.Context) {
+func (s *TransportSession) subscribe(ctx context.Context, l *link) {
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		begun := time.Now()
 		params := s.modernParams(`"notifications":{"toolsListChanged":true},`)
-		_, err := s.t.Call(ctx, &Request{Method: "subscriptions/listen", Params: params, Version: version2026, Stream: true})
+		_, err := s.t.Call(ctx, &Request{Method: "subscriptions/listen", Params: params, Version: version2026, Stream: true, conn: l.conn})
 		var re *RPCError
-		if ctx.Err() != nil || errors.As(err, &re) {
-			return // closed, or not offered
+		if errors.As(err, &re) {
+			return // not offered
 		}
 		if time.Since(begun) > time.Minute {
 			wait = time.Second
 		}
 		s.mu.Lock()
-		s.changed = true // what happened in between was not announced
+		s.changed, s.deaf = true, true // what happens until the next one stands is not announced
 		s.mu.Unlock()
 		if s.pause(ctx, "subscriptions/listen", wait/2+rand.N(wait/2)) != nil {
 			return
@@ -2252,13 +2256,13 @@ func (b *inbox) withdraw(id json.RawMessage) {
 
 // close ends all requests, and those to come.
 func (b *inbox) close() {
-	b.withdraw(nil)
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if !b.closed && b.handlers == 0 {
 		close(b.idle)
 	}
-	b.closed = true
+	b.closed = true // before the others end, so that none comes in between
+	b.mu.Unlock()
+	b.withdraw(nil)
 }
 
 // handle answers requests until none waits. Lost is one whose answering left its
@@ -2292,6 +2296,7 @@ func (b *inbox) reply(a *asked, result json.RawMessage, err error) {
 	if len(answer) > b.limit {
 		answer = appendResponse(nil, a.id, nil, errInternal)
 	}
+	defer a.stop() // should send not return, there is no second answer
 	a.send(a.ctx, answer)
 }
 

@@ -219,6 +219,94 @@ func TestSharedErrorOfTransport(t *testing.T) {
 	wg.Wait()
 }
 
+// TestSharedErrorAtCeiling has a transport hand everybody one error when a context
+// ends, which is a timeout only for who had a ceiling.
+func TestSharedErrorAtCeiling(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		one := &TransportError{Reason: ReasonCancelled, Err: context.Canceled}
+		_, rt := session(map[string]any{"server/discover": json.RawMessage(modernDiscover)}, Config{}, nil)
+		s := NewSession(sharer{rt, one}, Config{Name: "s", Protocol: version2026}, nil)
+		if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); !errors.Is(err, ReasonTimeout) {
+			t.Errorf("CallTool = %v want %v", err, ReasonTimeout)
+		}
+		if one.Reason != ReasonCancelled || one.Err != context.Canceled || one.Server != "" {
+			t.Errorf("the shared error became %+v", one)
+		}
+		s.Close()
+	})
+}
+
+// A sharer is a Transport written elsewhere, whose calls end with one error.
+type sharer struct {
+	Transport
+	err error
+}
+
+func (s sharer) Call(ctx context.Context, req *Request) (json.RawMessage, error) {
+	if req.Method != "tools/call" {
+		return s.Transport.Call(ctx, req)
+	}
+	<-ctx.Done()
+	return nil, s.err
+}
+
+// A leaver is a Transport that leaves its goroutine, as a hook in it may.
+type leaver struct{ Transport }
+
+func (l leaver) Call(context.Context, *Request) (json.RawMessage, error) {
+	runtime.Goexit()
+	return nil, nil
+}
+
+// TestProbeLeaves has the probe's goroutine left by a hook.
+func TestProbeLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rt := session(nil, Config{}, nil)
+		s := NewSession(leaver{rt}, Config{Name: "s"}, nil)
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.Initialize(t.Context())
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Error("Initialize succeeded")
+			}
+		case <-time.After(time.Hour):
+			t.Fatal("Initialize hangs")
+		}
+		s.Close()
+	})
+}
+
+// TestListenerLeaves has the user leave the goroutine that delivers notifications:
+// those behind are delivered.
+func TestListenerLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		seen := 0
+		s, rt := session(nil, Config{}, &Options{OnNotification: func(string, string, json.RawMessage) {
+			if seen++; seen%2 == 1 {
+				runtime.Goexit()
+			}
+		}})
+		if _, err := s.Initialize(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			rt.SendNotification("notifications/message", nil)
+		}
+		synctest.Wait()
+		if seen != 10 {
+			t.Errorf("%d notifications of 10", seen)
+		}
+		s.Close()
+	})
+}
+
 // session returns a session over a scripted transport.
 func session(script map[string]any, cfg Config, o *Options) (*TransportSession, *RecordingTransport) {
 	rt := NewRecordingTransport(script)
@@ -557,6 +645,81 @@ func TestSubscribe(t *testing.T) {
 				t.Errorf("stale = %v, want %v", s.stale(), missed)
 			}
 			rt.Disconnect()
+		}
+		s.Close()
+	})
+}
+
+// TestSubscribeAgain replaces a watched server, by itself and by an older one: each
+// connection is watched from its beginning, once, and what changed between two
+// streams is not missed, though the list was read in that time.
+func TestSubscribeAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var asked, open atomic.Int32
+		end := make(chan bool)
+		s, rt := session(map[string]any{
+			"server/discover": Answers{json.RawMessage(modernDiscover), json.RawMessage(modernDiscover), &RPCError{Code: -32601}},
+			"initialize":      map[string]any{"protocolVersion": version2511, "capabilities": map[string]any{}},
+			"tools/call":      json.RawMessage(`{"resultType":"complete","content":[]}`),
+			"tools/list":      json.RawMessage(`{"resultType":"complete","tools":[]}`),
+			"subscriptions/listen": func(ctx context.Context, _ json.RawMessage) (any, error) {
+				asked.Add(1)
+				open.Add(1)
+				defer open.Add(-1)
+				select {
+				case <-end:
+				case <-ctx.Done():
+				}
+				return map[string]any{"resultType": "complete"}, nil
+			},
+		}, Config{Watch: true}, nil)
+		reach := func(streams int32) {
+			t.Helper()
+			begun := asked.Load()
+			if _, err := s.CallTool(t.Context(), &Call{Tool: "x"}); err != nil {
+				t.Fatalf("CallTool: %v", err)
+			}
+			synctest.Wait()
+			if open.Load() != streams || asked.Load()-begun != streams {
+				t.Errorf("%d streams, asked for %d times, want %d", open.Load(), asked.Load()-begun, streams)
+			}
+		}
+		reach(1)
+		rt.SendNotification("notifications/subscriptions/acknowledged", nil)
+		if s.stale() {
+			t.Error("stale when the first stream has begun")
+		}
+
+		end <- true
+		synctest.Wait()
+		if _, err := s.ListTools(t.Context()); err != nil || s.stale() {
+			t.Errorf("stale = %v after ListTools, %v", s.stale(), err)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for range 2 { // but once a stream
+			rt.SendNotification("notifications/subscriptions/acknowledged", nil)
+			if stale := s.stale(); !stale {
+				t.Error("what happened between two streams is missed")
+			}
+		}
+		if _, err := s.ListTools(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if rt.SendNotification("notifications/subscriptions/acknowledged", nil); s.stale() {
+			t.Error("stale without a reason")
+		}
+
+		rt.Disconnect()
+		time.Sleep(time.Hour) // how eagerly it was asked for is forgotten
+		reach(1)
+		rt.Disconnect()
+		time.Sleep(time.Hour)
+		reach(0) // an older one
+		begun := asked.Load()
+		if time.Sleep(time.Hour); asked.Load() != begun {
+			t.Error("an older server was asked for the stream")
 		}
 		s.Close()
 	})
@@ -1105,4 +1268,67 @@ func TestInbox(t *testing.T) {
 			t.Errorf("after Close %d taken, %d bytes, %d handlers, answers %v", n, b.size, b.handlers, answers)
 		}
 	})
+}
+
+// TestInboxLeft has who sends an answer leave the goroutine: that is no answer, and
+// is not tried for ever.
+func TestInboxLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newInbox(Inbound{}, 2000)
+		var sends atomic.Int32
+		for range maxAsked {
+			b.take(envelope{id: json.RawMessage("1"), method: "x"}, func(context.Context, []byte) {
+				if sends.Add(1) <= 10*maxAsked {
+					runtime.Goexit()
+				}
+			})
+		}
+		synctest.Wait()
+		if n := sends.Load(); n != maxAsked || b.size != 0 || b.handlers != 0 || len(b.asked) != 0 {
+			t.Errorf("%d answers sent, want %d; left: %d bytes, %d handlers, %d requests", n, maxAsked, b.size, b.handlers, len(b.asked))
+		}
+		b.close()
+		<-b.idle
+	})
+}
+
+// TestInboxClose closes inboxes while requests come: they are not taken, or end.
+func TestInboxClose(t *testing.T) {
+	t.Parallel()
+	for range 500 {
+		b := newInbox(Inbound{Request: func(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
+			<-ctx.Done()
+			return nil, errNoAnswer
+		}}, 2000)
+		var wg sync.WaitGroup
+		var refused atomic.Bool
+		begun := make(chan bool, 4)
+		for range cap(begun) {
+			wg.Go(func() {
+				begun <- true
+				for !refused.Load() {
+					b.take(envelope{id: json.RawMessage("1"), method: "x"}, func(context.Context, []byte) {})
+					b.withdraw(json.RawMessage("1")) // so that there is room
+				}
+			})
+		}
+		for range cap(begun) {
+			<-begun
+		}
+		b.close()
+		b.mu.Lock()
+		left := len(b.asked)
+		for _, a := range b.asked {
+			if a.ctx.Err() == nil {
+				t.Error("a request goes on in a closed inbox")
+			}
+		}
+		b.mu.Unlock()
+		refused.Store(true)
+		wg.Wait()
+		if <-b.idle; t.Failed() {
+			t.Fatalf("%d requests were left", left)
+		}
+	}
 }

@@ -311,17 +311,12 @@ func (t *HTTPTransport) listen(ctx context.Context, version string) {
 	}
 	open := make(chan struct{})
 	go func() { // ended by Close, or with the session; Close waits for it
+		defer c.end()
 		resp, err := c.openStream("")
 		close(open)
 		if err == nil || passing(err) {
 			_ = c.follow(resp)
 		}
-		t.mu.Lock()
-		if t.listening == c {
-			t.listening = nil
-		}
-		t.mu.Unlock()
-		c.end()
 	}()
 	select {
 	case <-open:
@@ -427,6 +422,9 @@ func (t *HTTPTransport) begin(ctx context.Context, req *Request, slot bool) (*ht
 		c.stall = t.cfg.ReadTimeout
 	}
 	c.trace.GotConn = c.gotConn
+	if len(req.Params) >= smallestSpare {
+		c.trace.WroteRequest = func(i httptrace.WroteRequestInfo) { c.wrote.Store(i.Err == nil) }
+	}
 	if !t.traced {
 		c.trace.GetConn = func(string) { c.asked.Store(true) }
 	}
@@ -491,6 +489,9 @@ func (c *httpCall) end() {
 	t := c.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.listening == c {
+		t.listening = nil
+	}
 	if _, ok := t.calls[c]; ok {
 		delete(t.calls, c)
 		if t.closed && len(t.calls) == 0 {
@@ -842,7 +843,6 @@ func (c *httpCall) call() error {
 		c.sentBody = c.t.kept.take(n)
 		body = appendRequest(*c.sentBody, c.id, c.req.Method, c.req.Params)
 		*c.sentBody = body
-		c.trace.WroteRequest = func(i httptrace.WroteRequestInfo) { c.wrote.Store(i.Err == nil) }
 	}
 	if c.old != nil {
 		return c.callOld(body)
@@ -1020,6 +1020,7 @@ func (c *httpCall) readBody(length int64) error {
 		b := *c.buf
 		if len(b) == cap(b) {
 			b = c.t.kept.grow(b, 2*cap(b))
+			*c.buf = b
 		}
 		n, err := c.Read(b[len(b):min(cap(b), c.t.limit+1)])
 		*c.buf = b[:len(b)+n]
@@ -1126,8 +1127,10 @@ func (c *httpCall) follow(resp *http.Response) error {
 				c.buf = c.t.kept.take(4 << 10)
 			}
 			*r = eventReader{r: c, max: c.t.limit, kept: c.t.kept.spares, buf: (*c.buf)[:0], id: r.id, retry: r.retry}
+			buf := c.buf
+			c.buf = nil // should a receiver panic: what it was is not ours any more, once it has grown
 			heard, err := c.readEvents()
-			*c.buf = r.buf
+			*buf, c.buf = r.buf, buf
 			if c.done {
 				c.discard(resp)
 				return c.failed
@@ -1259,12 +1262,12 @@ func (c *httpCall) cancelRemote(err error) {
 		Method: farewell, Version: c.req.Version, conn: c.number, Deadline: time.Now().Add(farewellWait),
 	}, false)
 	go func() { // ends by its deadline; Close waits for it
+		defer func() { <-c.t.farewells }()
 		if berr == nil {
+			defer bye.end()
 			params := append(strconv.AppendInt([]byte(`{"requestId":`), c.id, 10), '}')
 			_ = bye.send(appendNotification(nil, farewell, params))
-			bye.end()
 		}
-		<-c.t.farewells
 	}()
 }
 
@@ -1288,8 +1291,8 @@ func (c *httpCall) answering(method string) func(context.Context, []byte) {
 	return func(ctx context.Context, answer []byte) {
 		req.Deadline = time.Now().Add(replyWait)
 		if p, err := t.begin(ctx, &req, false); err == nil {
+			defer p.end()
 			_ = p.send(answer)
-			p.end()
 		}
 	}
 }

@@ -2443,3 +2443,57 @@ func BenchmarkHTTPCall(b *testing.B) {
 		}
 	}
 }
+
+// A panicker is a result that panics when it is decoded.
+type panicker struct{}
+
+func (*panicker) UnmarshalJSON([]byte) error { panic("not decoded") }
+
+// TestHTTPPanicOfReceiver has the user's own decoding panic: of the buffers that
+// were read into, none is in use twice after that.
+func TestHTTPPanicOfReceiver(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+			body := httpResult(readHTTPMessage(r), strings.Repeat("x", smallestSpare*3/2))
+			if stream {
+				writeEvents(w, "data: "+body+"\n\n")
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.(http.Flusher).Flush() // no length
+			_, _ = io.WriteString(w, body)
+		})
+		s := NewSession(tr, Config{Name: "s", Protocol: version2026}, nil)
+		s.link.Store(&link{version: version2026, info: &ServerInfo{}})
+		tr.kept.spares.give(make([]byte, 0, smallestSpare))
+		func() {
+			defer func() { _ = recover() }()
+			_ = s.Request(t.Context(), "x", nil, &panicker{})
+			t.Error("nothing panicked")
+		}()
+		seen := map[*byte]bool{}
+		for range 4 {
+			b := tr.kept.spares.take(1)[:1]
+			if seen[&b[0]] {
+				t.Errorf("stream %v: a buffer has two owners", stream)
+			}
+			seen[&b[0]] = true
+		}
+	}
+}
+
+// TestHTTPTraceOfCaller has the caller trace a long request.
+func TestHTTPTraceOfCaller(t *testing.T) {
+	tr, _ := newHTTPTest(t, func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, 200, httpResult(readHTTPMessage(r), ""))
+	})
+	for _, n := range []int{1, 2 * smallestSpare} {
+		var wrote atomic.Int32
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { wrote.Add(1) }})
+		req := toolCall(version2511)
+		req.Params = json.RawMessage(`{"name":"` + strings.Repeat("x", n) + `"}`)
+		if _, err := tr.Call(ctx, req); err != nil || wrote.Load() != 1 {
+			t.Errorf("%d bytes: the caller heard %d times that the request was written, %v", n, wrote.Load(), err)
+		}
+	}
+}
