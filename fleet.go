@@ -906,7 +906,7 @@ func (f *Fleet) Answer(ctx context.Context, call *Call) *Result {
 }
 
 // Degraded lists the optional servers that were missing when the fleet was assembled, in the
-// order of declaration, until they have been adopted: see [Fleet.Readopt].
+// order of declaration, until [Fleet.Readopt] or [Fleet.Refresh] brings them back.
 func (f *Fleet) Degraded() []Degraded {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -965,6 +965,7 @@ func (f *Fleet) Refresh(ctx context.Context) (changes []Drift, err error) {
 	var errs []error
 	err = f.readopt(ctx, (*Client).Stale, func(s surveyed) {
 		if errs = append(errs, s.err); s.err == nil {
+			f.note(s.client, nil)
 			changes = append(changes, s.list.Drift...)
 		}
 	})
@@ -1067,7 +1068,6 @@ func (f *Fleet) admit(c *Client, a *Adoption) error {
 	for _, t := range a.Tools {
 		f.routes[t.Name] = c
 	}
-	delete(f.degraded, c)
 	c.commit(a)
 	return nil
 }

@@ -441,7 +441,7 @@ const (
 	// would not start, or the server answered that it cannot serve now.
 	ReasonUnavailable Reason = "unavailable"
 	// ReasonCancelled: the caller gave up, and the error unwraps to
-	// [context.Canceled] or [context.DeadlineExceeded]; or a handler of its failed.
+	// [context.Canceled] or [context.DeadlineExceeded]; or one of its handlers failed.
 	ReasonCancelled Reason = "cancelled"
 )
 
@@ -492,7 +492,7 @@ type TransportError struct {
 	Reason Reason
 	// Sent reports whether the server may have run the request. It is false
 	// only where that is certain: nothing was written, or the answer was
-	// "not run" (429, an unknown session).
+	// "not run" (429, an unknown session, 401 where there is [Options.Authorize]).
 	Sent bool
 	// Status is the HTTP status, 0 if there was none.
 	Status int
