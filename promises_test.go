@@ -893,6 +893,7 @@ func TestNothingLeft(t *testing.T) {
 // memory, by who made them: those that are stopped and let go are not.
 func liveTimers() map[string]int {
 	makers := map[string]int{}
+	here := reflect.TypeFor[Client]().PkgPath() // a copy has another
 	records := make([]runtime.MemProfileRecord, 10_000)
 	n, ok := runtime.MemProfile(records, false)
 	for !ok {
@@ -905,7 +906,7 @@ func liveTimers() map[string]int {
 		for {
 			f, more := frames.Next()
 			makes = makes || f.Function == "time.newTimer" || f.Function == "time.NewTimer" || f.Function == "time.AfterFunc"
-			if ours == "" && strings.HasPrefix(f.Function, "resilient/mcp.(*") && !strings.HasSuffix(f.File, "_test.go") {
+			if ours == "" && strings.HasPrefix(f.Function, here+".(*") && !strings.HasSuffix(f.File, "_test.go") {
 				ours = f.Function
 			}
 			if !more {

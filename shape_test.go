@@ -153,7 +153,7 @@ func TestDocumented(t *testing.T) {
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	budgets := map[string]int{
-		"mcp.go": 2320, "jsonrpc.go": 1125, "transport_stdio.go": 1225, "transport_http.go": 1665, "resilient.go": 1185,
+		"mcp.go": 2325, "jsonrpc.go": 1125, "transport_stdio.go": 1225, "transport_http.go": 1665, "resilient.go": 1185,
 		"breaker.go": 160, "schema.go": 1176, "schema_text.go": 1239, "fleet.go": 1790, "fake.go": 980,
 	}
 	for name := range sources(t) {

@@ -318,7 +318,7 @@ func advice(cfg mcp.Config, err error) string {
 	case te.Status >= 500:
 		return "the server has failed or is overloaded: look at its own log"
 	case te.Reason == mcp.ReasonUnavailable && stdio:
-		return "check that the command exists, is executable, and that dir is right"
+		return "check that the command exists and is executable, that each argument is a text of its own, and that dir is right"
 	case te.Reason == mcp.ReasonUnavailable:
 		return "check host and port of the endpoint, and that the server is running"
 	case te.Reason == mcp.ReasonDisconnected && stdio:
