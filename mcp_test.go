@@ -1296,7 +1296,7 @@ func TestInboxLeft(t *testing.T) {
 // TestInboxClose closes inboxes while requests come: they are not taken, or end.
 func TestInboxClose(t *testing.T) {
 	t.Parallel()
-	for range 500 {
+	for range 40 {
 		b := newInbox(Inbound{Request: func(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
 			<-ctx.Done()
 			return nil, errNoAnswer
