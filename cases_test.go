@@ -500,30 +500,26 @@ type (
 	yes      bool
 )
 
-func (c *counting) UnmarshalJSON(b []byte) error {
-	if json.Unmarshal(b, (*int)(c)) != nil || *c <= 0 {
-		return fmt.Errorf("want a whole number above zero, not %s", b)
-	}
-	return nil
+func (p *positive) UnmarshalJSON(b []byte) error {
+	return number(b, (*float64)(p), false, "a number above zero")
 }
 
 func (m *millis) UnmarshalJSON(b []byte) error {
-	if json.Unmarshal(b, (*float64)(m)) != nil || *m < 0 || string(b) == "null" {
-		return fmt.Errorf("want milliseconds, not %s", b)
-	}
-	return nil
+	return number(b, (*float64)(m), true, "milliseconds")
 }
 
-func (p *positive) UnmarshalJSON(b []byte) error {
-	if json.Unmarshal(b, (*float64)(p)) != nil || *p <= 0 {
-		return fmt.Errorf("want a number above zero, not %s", b)
-	}
-	return nil
+func (c *counting) UnmarshalJSON(b []byte) error {
+	return number(b, (*int)(c), false, "a whole number above zero")
 }
 
 func (n *natural) UnmarshalJSON(b []byte) error {
-	if json.Unmarshal(b, (*int)(n)) != nil || *n < 0 || string(b) == "null" {
-		return fmt.Errorf("want a whole number, not %s", b)
+	return number(b, (*int)(n), true, "a whole number")
+}
+
+// number reads a number from zero on, or above it if zero will not do.
+func number[T int | float64](b []byte, to *T, zero bool, want string) error {
+	if json.Unmarshal(b, to) != nil || *to < 0 || *to == 0 && !zero || string(b) == "null" {
+		return fmt.Errorf("want %s, not %s", want, b)
 	}
 	return nil
 }

@@ -1122,7 +1122,7 @@ func forModel(r *Result, source string, limit int) *Result {
 	if len(blocks) == 0 && r.Structured != nil {
 		blocks = []Content{{Type: "text", Text: string(r.Structured)}}
 	}
-	left, cut, envelope := limit, false, 0
+	left, cut, envelope, further := limit, false, 0, len(envelop(source, ""))
 	for _, b := range blocks {
 		isText := b.Text != "" || b.Data == ""
 		size := len(b.Data) + len(b.MIMEType) + len(b.URI) + len(b.Name) + max(0, len(b.Type)-len("resource_link"))
@@ -1141,7 +1141,7 @@ func forModel(r *Result, source string, limit int) *Result {
 			}
 			left -= len(text)
 			b.Text = envelop(source, text)
-			envelope = len(envelop(source, ""))
+			envelope = further
 		}
 		b.Raw = nil
 		out.Content = append(out.Content, b)
